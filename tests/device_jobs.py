@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -363,9 +364,9 @@ def verified() -> None:
     """Print, as JSON, what a doctor finds of the device, and finds of one that computes something else; plans of steps
     on it go by the figures."""
     found, figures = [], dict[str, float]()
-    for patch in ({}, {"lazy_device.run": _damaged_run}):
+    for patch, most in (({}, None), ({"lazy_device.run": _damaged_run}, 1)):
         with damaged(patch):
-            findings = list(verify(open_device("lazy"), Sizes(2, 32, 1 << 16)))
+            findings = list(islice(verify(open_device("lazy"), Sizes(2, 32, 1 << 16)), most))
             found.append([each for each, _ in findings if each.change])
             figures |= {name: figure for _, more in findings for name, figure in more.items()}
     record(open_device("lazy"), figures)

@@ -181,7 +181,7 @@ def watched(rows: int = 6000) -> pl.DataFrame:
 def test_histories_are_drafted_and_built_of_training_and_of_earlier_rows_of_the_frame(tmp_path: Path) -> None:
     log = watched()
     train, test = log[:5000], log[5000:]
-    model = ClickModel(train__threads=1).fit(train, label="click")
+    model = ClickModel(train__threads=1, train__epochs=1).fit(train, label="click")
     (history,) = [
         each["name"] for each in model.recipe_["data"]["source"]["schema"]["sparse"] if each["kind"] == "history"
     ]

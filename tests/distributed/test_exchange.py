@@ -41,7 +41,7 @@ def compare(found: dict[str, Any], want: dict[str, Any], tolerance: float) -> No
 def test_pooling_at_the_owner_has_the_bits_of_one_process(
     ranks: Ranks, count: int, singles: bool, tmp_path: Path
 ) -> None:  # fmt: skip
-    setup = Setup("whole", singles=singles, steps=40)
+    setup = Setup("whole", singles=singles, steps=16)
     compare(together(ranks.run(count, sharded, setup, tmp_path)), single(setup, tmp_path), 0)
 
 
@@ -49,7 +49,7 @@ def test_pooling_at_the_owner_has_the_bits_of_one_process(
 @pytest.mark.parametrize(("home", "codec"), [("dram", "int8"), ("log", "fp32"), ("log", "int8")])
 def test_tables_with_homes_keep_their_bits_at_one_owner(ranks: Ranks, home: str, codec: str, tmp_path: Path) -> None:
     """What goes home, and how it is rounded, follows from the batches alone."""
-    setup = Setup("whole", home=home, codec=codec, steps=40)
+    setup = Setup("whole", home=home, codec=codec, steps=16)
     compare(together(ranks.run(2, sharded, setup, tmp_path)), single(setup, tmp_path), 0)
 
 
@@ -60,7 +60,7 @@ def test_tables_with_homes_keep_their_bits_at_one_owner(ranks: Ranks, home: str,
 def test_rows_that_travel_differ_by_the_order_of_sums_alone(
     ranks: Ranks, count: int, layout: str, home: str, tmp_path: Path
 ) -> None:
-    setup = Setup(layout, home=home, steps=40)
+    setup = Setup(layout, home=home, steps=16)
     compare(together(ranks.run(count, sharded, setup, tmp_path)), single(setup, tmp_path), 1e-6)
 
 
@@ -71,7 +71,7 @@ def test_rows_that_travel_differ_by_the_order_of_sums_alone(
 def test_float32_homes_have_the_bits_of_as_many_ranks_without(
     ranks: Ranks, home: str, layout: str, optimizer: str, tmp_path: Path
 ) -> None:
-    without = Setup(layout, optimizer=optimizer, steps=40)
+    without = Setup(layout, optimizer=optimizer, steps=16)
     want = together(ranks.run(2, sharded, without, tmp_path))
     compare(together(ranks.run(2, sharded, replace(without, home=home), tmp_path)), want, 0)
 
@@ -89,7 +89,7 @@ def test_one_rank_has_the_bits_of_no_exchange(layout: str, optimizer: str, tmp_p
 def test_ranks_may_have_few_samples_or_none(
     ranks: Ranks, count: int, layout: str, tolerance: float, tmp_path: Path
 ) -> None:
-    setup = Setup(layout, home="dram", uneven=True, steps=30)
+    setup = Setup(layout, home="dram", uneven=True, steps=16)
     compare(together(ranks.run(count, sharded, setup, tmp_path)), single(setup, tmp_path), tolerance)
 
 
@@ -109,14 +109,14 @@ def test_batches_prepared_ahead_have_the_bits_of_one_process_that_does_so(
     ranks: Ranks, codec: str, tmp_path: Path
 ) -> None:
     """Ids travel on the thread that prepares, rows and gradients on the one that trains."""
-    setup = Setup("whole", home="dram", codec=codec, steps=30)
+    setup = Setup("whole", home="dram", codec=codec, steps=16)
     found = together(ranks.run(2, ahead, setup, tmp_path, 2))
     compare(found, ahead(Mesh.alone(), setup, tmp_path, 2), 0)
 
 
 @pytest.mark.slow
 def test_ahead_or_not_rows_of_shared_tables_are_the_same(ranks: Ranks, tmp_path: Path) -> None:
-    setup = Setup("split", home="dram", steps=30)
+    setup = Setup("split", home="dram", steps=16)
     found = [together(ranks.run(2, ahead, setup, tmp_path / str(depth), depth)) for depth in (0, 3)]
     compare(*found, 0)
 
@@ -149,7 +149,7 @@ def test_weights_of_samples_are_refused() -> None:
 def test_rows_that_a_batch_lacks_change_on_their_owner(
     ranks: Ranks, layout: str, tolerance: float, tmp_path: Path
 ) -> None:
-    setup = Setup(layout, optimizer="adam of all rows", home="dram", steps=30)
+    setup = Setup(layout, optimizer="adam of all rows", home="dram", steps=16)
     compare(together(ranks.run(2, sharded, setup, tmp_path)), single(setup, tmp_path), tolerance)
 
 

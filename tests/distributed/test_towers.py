@@ -45,7 +45,7 @@ def recipe(
     home: Path, run: Path, compression: float = 2.0, memory: Any = None, kind: str = "dlrm",
     pooling: str = "mean", distributed: Any = None, network: Any = None, **train: Any,
 ) -> Recipe:  # fmt: skip
-    made = content(home, run=str(run), **{"max_steps": 30, "eval_every": 20, **train})
+    made = content(home, run=str(run), **{"max_steps": 16, "eval_every": 10, **train})
     names = [feature.name for feature in Dataset.open(made["data"]["path"]).schema.sparse]
     ends = [name for name in names if name.startswith(("item", "history"))]
     others = [name for name in names if name not in ends]
@@ -105,19 +105,19 @@ def test_without_modules_the_exchange_by_towers_has_the_bits_of_the_flat_one(
 def test_a_run_by_towers_resumes_to_the_bit(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     """Deduplicated data, int8 rows at home in logs, wires that round."""
     wires, runs = {"wire": "int8", "gradient_wire": "fp16", "dense_wire": "bf16"}, []
-    for name, parts in (("whole", (30,)), ("cut", (13, 30))):
+    for name, parts in (("whole", (16,)), ("cut", (7, 16))):
         memory = {"block": {"path": str(tmp_path / f"rows-{name}"), "budget": "64MiB"}, **TIERED}
         for steps in parts:
             made = recipe(
                 home, tmp_path / name, memory=memory, distributed=wires, max_steps=steps, network=REGULARIZED
             )  # fmt: skip
-            found = ranks.run(4, train, made, steps == 30 and name == "cut", local=2, towers=2)
+            found = ranks.run(4, train, made, steps == 16 and name == "cut", local=2, towers=2)
         runs.append(found[0])
     assert runs[0]["cached"] > 0
     assert [tuple(point) for point in runs[1]["losses"]] == runs[0]["losses"]
     assert_near(model(tmp_path / "cut"), model(tmp_path / "whole"), 0)
     # One process goes on from what two hosts wrote.
-    train(Mesh.alone(), recipe(home, tmp_path / "cut", max_steps=35, network=REGULARIZED), True)
+    train(Mesh.alone(), recipe(home, tmp_path / "cut", max_steps=18, network=REGULARIZED), True)
 
 
 def test_what_cannot_be_an_exchange_by_towers_is_refused() -> None:

@@ -33,9 +33,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A cache of our own, and measurements of moments."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def short(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Measurements of moments, kept for all tests of the file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(machine, "_SECONDS", 0.02)
     monkeypatch.setattr(machine, "_DRAM_BYTES", 16 << 20)

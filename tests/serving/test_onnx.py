@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import polars as pl
 import pytest
@@ -212,8 +211,7 @@ def test_torch_computes_the_network_without_the_extra(whole: Path, name: str) ->
         "except ConfigError as error:\n"
         "    print(error)\n"
     )
-    command = [sys.executable, "-c", script, str(whole / "export-float32")]
-    chosen, error = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    chosen, error = forked.python(script, [str(whole / "export-float32")]).stdout.splitlines()
     assert chosen == "torch"
     assert "stratarec[onnx]" in error
 

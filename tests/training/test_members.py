@@ -50,6 +50,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def whole(home: Path) -> Path:
+    """A run that was not stopped."""
+    train(recipe(home, run=str(home / "whole")))
+    return home / "whole"
+
+
 # The choice of weights
 
 
@@ -184,14 +191,15 @@ def test_the_mean_is_better_than_its_members_and_only_shown_evaluations_list_the
 
 
 @pytest.mark.parametrize("stop", [5, 13, 40])
-def test_a_stopped_run_ends_with_the_bits_of_one_that_was_not(home: Path, tmp_path: Path, stop: int) -> None:
+def test_a_stopped_run_ends_with_the_bits_of_one_that_was_not(
+    home: Path, whole: Path, tmp_path: Path, stop: int
+) -> None:
     """Before the first evaluation, after it, and later; with the closing evaluation of the first part."""
-    train(recipe(home, run=str(tmp_path / "whole")))
     train(recipe(home, run=str(tmp_path / "parts"), max_steps=stop))
     torch.rand(100)
     train(recipe(home, run=str(tmp_path / "parts")), resume=True)
-    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
-    tested = [checkpoint.read_state(last(tmp_path / run))["training"]["evaluations"] for run in ("whole", "parts")]
+    assert_same_model(last(whole), last(tmp_path / "parts"))
+    tested = [checkpoint.read_state(last(run))["training"]["evaluations"] for run in (whole, tmp_path / "parts")]
     assert tested[0] == tested[1]
 
 
