@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from stratarec.errors import ConfigError
 from stratarec.io.names import visible
@@ -37,6 +37,11 @@ class Subcommand(NamedTuple):
     """Whether torchrun may start the command in several processes. Other commands would do all work in each process."""
     resumable: bool = False
     """Whether the same command resumes after an interruption."""
+
+
+def subcommand(**description: Any) -> Callable[[Callable[[argparse.Namespace], None]], Subcommand]:
+    """Make a function a `Subcommand` with these other fields."""
+    return lambda run: Subcommand(run=run, **description)
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,13 +82,7 @@ def add_data(command: argparse.ArgumentParser) -> None:
         help="raw logs, in the format of the run's recipe; or a prepared data set with the same vocabularies "
         "(default: the data set of the run)",
     )
-    command.add_argument(
-        "--history",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="earlier log with labels, from which user histories are built (repeatable)",
-    )
+    add_repeated(command, "--history", "FILE", "earlier log with labels, from which user histories are built")
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
@@ -100,6 +99,11 @@ def add_json(command: argparse.ArgumentParser, what: str = "print JSON") -> None
     command.add_argument(
         "--json", action="store_true", help=f"{what}; write progress and errors to stderr as JSON lines"
     )
+
+
+def add_repeated(command: argparse.ArgumentParser, option: str, metavar: str, text: str) -> None:
+    """Add an option that may be given several times; its values are a list, empty by default."""
+    command.add_argument(option, action="append", default=[], metavar=metavar, help=f"{text} (repeatable)")
 
 
 def progress_of(args: argparse.Namespace) -> Progress:

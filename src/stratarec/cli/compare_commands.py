@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stratarec.cli.arguments import (
-    Subcommand,
     add_json,
     add_recipe,
     print_findings,
     print_json,
     print_lines,
     progress_of,
+    subcommand,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ def _compare_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("-o", "--output", metavar="FILE", help="also write an HTML page with the learning curves")
 
 
+@subcommand(
+    name="compare",
+    text="Compare runs: metrics, steps, time, memory, and the recipe fields in which they differ.",
+    example="stratarec compare runs/small runs/large -o runs.html",
+    options=_compare_options,
+)
 def compare(args: argparse.Namespace) -> None:
     """Show runs side by side."""
     from stratarec.io.atomic import check_output
@@ -50,6 +56,13 @@ def compare(args: argparse.Namespace) -> None:
         print_lines(*([] if args.json else [f"report {args.output}"]))
 
 
+@subcommand(
+    name="baseline",
+    text="Fit logistic regression and LightGBM on the prepared splits of a recipe, as a baseline for models (needs "
+    "stratarec[baseline]). Reports of runs on this data set show the comparison. Data larger than 2 GiB is subsampled.",
+    example="stratarec baseline clicks.yaml",
+    options=add_recipe,
+)
 def baseline(args: argparse.Namespace) -> None:
     """Fit logistic regression and LightGBM on the prepared data of a recipe."""
     from stratarec.data.dataset.compatibility import check_prepared
@@ -93,20 +106,3 @@ def _scored(recipe: Recipe, dataset: Dataset, split: str, progress: Progress) ->
         return score_split(
             trained.model, trained.dataset, split, precision=trained.recipe.train.precision, progress=progress
         )
-
-
-COMPARE = Subcommand(
-    name="compare",
-    text="Compare runs: metrics, steps, time, memory, and the recipe fields in which they differ.",
-    example="stratarec compare runs/small runs/large -o runs.html",
-    options=_compare_options,
-    run=compare,
-)
-BASELINE = Subcommand(
-    name="baseline",
-    text="Fit logistic regression and LightGBM on the prepared splits of a recipe, as a baseline for models (needs "
-    "stratarec[baseline]). Reports of runs on this data set show the comparison. Data larger than 2 GiB is subsampled.",
-    example="stratarec baseline clicks.yaml",
-    options=add_recipe,
-    run=baseline,
-)

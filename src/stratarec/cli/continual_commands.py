@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stratarec.cli.arguments import Subcommand, add_device, add_json, add_run, print_lines, progress_of
+from stratarec.cli.arguments import add_device, add_json, add_run, print_lines, progress_of, subcommand
 from stratarec.errors import Alarm
 
 if TYPE_CHECKING:
@@ -37,6 +37,15 @@ def _continue_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+@subcommand(
+    name="continue",
+    text="Continue a finished run with new log files. Each file is one period: it is scored, its values are counted "
+    "and admitted, and the model trains on it once. A period is committed as a whole or not at all. Afterwards "
+    "predict, evaluate and export use the model of the last period. A file that is already part of the run is skipped.",
+    example="stratarec continue runs/demo monday.parquet tuesday.parquet",
+    options=_continue_options,
+    resumable=True,
+)
 def continue_run(args: argparse.Namespace) -> None:
     """Add each file to the run as a period: score it, train on it, and commit the result."""
     from stratarec.io.atomic import check_output
@@ -132,6 +141,13 @@ def _forget_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+@subcommand(
+    name="forget",
+    text="Remove values, such as a user who asked for it, from a finished run: from vocabularies, counts, histories "
+    "and rows, all or nothing. A served model forgets them with the next delta (`stratarec export --since`).",
+    example="stratarec forget runs/demo users.csv",
+    options=_forget_options,
+)
 def forget(args: argparse.Namespace) -> None:
     """Remove values from vocabularies, counts, events and rows."""
     from stratarec.io.owned_directory import named_directory
@@ -157,6 +173,15 @@ def forget(args: argparse.Namespace) -> None:
     )
 
 
+@subcommand(
+    name="rebase",
+    text="Renumber the rows of a run by recent counts, and drop the rows of evicted and forgotten values. Every call "
+    "adds a period, also when nothing changes. Scores stay identical to the bit, which is verified before the commit; "
+    "only rows that a cache holds as floats above an encoded table (memory.precision) are rounded, and the command "
+    "prints their number.",
+    example="stratarec rebase runs/demo",
+    options=add_run,
+)
 def rebase(args: argparse.Namespace) -> None:
     """Renumber rows by recent counts, and drop rows that no value uses."""
     from stratarec.io.owned_directory import named_directory
@@ -173,6 +198,14 @@ def rebase(args: argparse.Namespace) -> None:
     )
 
 
+@subcommand(
+    name="revert",
+    text="Remove the last period of a run, for example one with a wrong log. Afterwards predict, evaluate and export "
+    "use the model of the period before. Only one period can be removed, because the data of earlier periods is "
+    "deleted; a period of `forget` cannot be removed.",
+    example="stratarec revert runs/demo",
+    options=add_run,
+)
 def revert(args: argparse.Namespace) -> None:
     """Remove the last period."""
     from stratarec.io.owned_directory import named_directory
@@ -182,42 +215,3 @@ def revert(args: argparse.Namespace) -> None:
     name = f" ({period.file})" if period.file else ""
     model = f"the one of period {period.number - 1}" if period.number > 1 else "the one that `train` wrote"
     print_lines(f"removed period {period.number}{name}; the model is again {model}. Exports and deltas are unchanged")
-
-
-CONTINUE = Subcommand(
-    name="continue",
-    text="Continue a finished run with new log files. Each file is one period: it is scored, its values are counted "
-    "and admitted, and the model trains on it once. A period is committed as a whole or not at all. Afterwards "
-    "predict, evaluate and export use the model of the last period. A file that is already part of the run is skipped.",
-    example="stratarec continue runs/demo monday.parquet tuesday.parquet",
-    options=_continue_options,
-    run=continue_run,
-    resumable=True,
-)
-FORGET = Subcommand(
-    name="forget",
-    text="Remove values, such as a user who asked for it, from a finished run: from vocabularies, counts, histories "
-    "and rows, all or nothing. A served model forgets them with the next delta (`stratarec export --since`).",
-    example="stratarec forget runs/demo users.csv",
-    options=_forget_options,
-    run=forget,
-)
-REBASE = Subcommand(
-    name="rebase",
-    text="Renumber the rows of a run by recent counts, and drop the rows of evicted and forgotten values. Every call "
-    "adds a period, also when nothing changes. Scores stay identical to the bit, which is verified before the commit; "
-    "only rows that a cache holds as floats above an encoded table (memory.precision) are rounded, and the command "
-    "prints their number.",
-    example="stratarec rebase runs/demo",
-    options=add_run,
-    run=rebase,
-)
-REVERT = Subcommand(
-    name="revert",
-    text="Remove the last period of a run, for example one with a wrong log. Afterwards predict, evaluate and export "
-    "use the model of the period before. Only one period can be removed, because the data of earlier periods is "
-    "deleted; a period of `forget` cannot be removed.",
-    example="stratarec revert runs/demo",
-    options=add_run,
-    run=revert,
-)

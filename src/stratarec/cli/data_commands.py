@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stratarec.cli.arguments import SPLITS, Subcommand, add_json, add_recipe, print_json, print_lines, progress_of
+from stratarec.cli.arguments import SPLITS, add_json, add_recipe, print_json, print_lines, progress_of, subcommand
 from stratarec.errors import ConfigError
 from stratarec.io.names import visible
 
@@ -32,6 +32,14 @@ def _prepare_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+@subcommand(
+    name="prepare",
+    text="Turn raw logs into a prepared data set. Resumes where an interrupted call stopped. Values in names of "
+    "folders (day=2024-01-31/) are not read as columns.",
+    example="stratarec prepare criteo.yaml 'data.source.paths=[day_*.gz]'",
+    options=_prepare_options,
+    resumable=True,
+)
 def prepare(args: argparse.Namespace) -> None:
     """Turn raw logs into a prepared data set."""
     from stratarec.data.prepare.prepare import prepare as run
@@ -105,6 +113,13 @@ def _profile_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+@subcommand(
+    name="profile",
+    text="Measure how often values repeat in batches, what deduplication saves, how often rows are used "
+    "again, which hit rates caches would reach, and which rows are hot.",
+    example="stratarec profile data/globo --batch-size 4096 --hot 64MiB",
+    options=_profile_options,
+)
 def profile(args: argparse.Namespace) -> None:
     """Measure repeated values, reuse of rows and hot rows, and report them as tables and HTML."""
     from stratarec.data.dataset.dataset import Dataset
@@ -165,22 +180,3 @@ def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile) -
             inputs = sum(map(sum, classify(dataset, parts, hot, split, progress_of(args)).values()))
             lines.append(f"{split:6} {inputs:>12,} of {samples:,} inputs are hot, {inputs / samples:.2%}")
     return lines
-
-
-PREPARE = Subcommand(
-    name="prepare",
-    text="Turn raw logs into a prepared data set. Resumes where an interrupted call stopped. Values in names of "
-    "folders (day=2024-01-31/) are not read as columns.",
-    example="stratarec prepare criteo.yaml 'data.source.paths=[day_*.gz]'",
-    options=_prepare_options,
-    run=prepare,
-    resumable=True,
-)
-PROFILE = Subcommand(
-    name="profile",
-    text="Measure how often values repeat in batches, what deduplication saves, how often rows are used "
-    "again, which hit rates caches would reach, and which rows are hot.",
-    example="stratarec profile data/globo --batch-size 4096 --hot 64MiB",
-    options=_profile_options,
-    run=profile,
-)

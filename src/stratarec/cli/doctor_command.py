@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stratarec.cli.arguments import Subcommand, print_lines
+from stratarec.cli.arguments import print_lines, subcommand
 from stratarec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +23,12 @@ def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--disk", metavar="FOLDER", help="measure the disk of FOLDER (default: TMPDIR)")
 
 
+@subcommand(
+    name="doctor",
+    text="Find what slows or stops runs on this machine, and print what to change; verify a GPU against the CPU.",
+    example="stratarec doctor --disk /mnt/nvme",
+    options=_options,
+)
 def doctor(args: argparse.Namespace) -> None:
     """Examine this machine or its GPU, and fail if something must be changed."""
     from stratarec.cli.checks.machine import examine
@@ -64,12 +70,3 @@ def _print_finding(finding: Finding) -> Finding:
     if finding.change:
         print_lines(f"{'':16} change: {finding.change}")
     return finding
-
-
-DOCTOR = Subcommand(
-    name="doctor",
-    text="Find what slows or stops runs on this machine, and print what to change; verify a GPU against the CPU.",
-    example="stratarec doctor --disk /mnt/nvme",
-    options=_options,
-    run=doctor,
-)

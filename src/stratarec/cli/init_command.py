@@ -10,7 +10,7 @@ import textwrap
 from importlib import resources
 from pathlib import Path
 
-from stratarec.cli.arguments import Subcommand, print_lines
+from stratarec.cli.arguments import print_lines, subcommand
 from stratarec.errors import ConfigError
 from stratarec.io.names import shell_word, visible
 
@@ -31,6 +31,13 @@ def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("-o", "--output", help="YAML file (default: name of the log, in this directory)")
 
 
+@subcommand(
+    name="init",
+    text="Write a first recipe: read a log (CSV, TSV, JSON lines, Parquet) and guess the role of each column, or copy "
+    "a recipe that comes with StrataRec.",
+    example="stratarec init clicks.csv.gz && stratarec prepare clicks.yaml",
+    options=_options,
+)
 def init(args: argparse.Namespace) -> None:
     """Write a recipe for a log, or copy a recipe that comes with StrataRec."""
     output = Path(args.output) if args.output else None
@@ -91,13 +98,3 @@ def copy_shipped(name: str, output: Path | None) -> Path:
 
 def _recipes() -> resources.abc.Traversable:
     return resources.files("stratarec") / "recipes"
-
-
-INIT = Subcommand(
-    name="init",
-    text="Write a first recipe: read a log (CSV, TSV, JSON lines, Parquet) and guess the role of each column, or copy "
-    "a recipe that comes with StrataRec.",
-    example="stratarec init clicks.csv.gz && stratarec prepare clicks.yaml",
-    options=_options,
-    run=init,
-)

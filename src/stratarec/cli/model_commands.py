@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from stratarec.cli.arguments import (
     RUN_HELP,
     SPLITS,
-    Subcommand,
     add_data,
     add_device,
     add_json,
+    add_repeated,
     data_or_logs,
     output_of,
     print_findings,
@@ -22,6 +22,7 @@ from stratarec.cli.arguments import (
     print_lines,
     progress_of,
     require_one_process,
+    subcommand,
     whole_number,
 )
 from stratarec.errors import ConfigError
@@ -41,22 +42,9 @@ def _evaluate_options(command: argparse.ArgumentParser) -> None:
     add_data(command)
     add_device(command)
     add_json(command)
-    command.add_argument(
-        "--by",
-        action="append",
-        default=[],
-        metavar="COLUMN",
-        help="also print metrics per value of COLUMN (repeatable)",
-    )
-    command.add_argument(
-        "--rank-by",
-        action="append",
-        default=[],
-        metavar="COLUMN",
-        help="also print ranking metrics within each user, session or, for raw logs, value of a column such as a "
-        "request "
-        "id (repeatable)",
-    )
+    add_repeated(command, "--by", "COLUMN", "also print metrics per value of COLUMN")
+    within = "each user, session or, for raw logs, value of a column such as a request id"
+    add_repeated(command, "--rank-by", "COLUMN", f"also print ranking metrics within {within}")
     command.add_argument(
         "--at",
         action="append",
@@ -70,6 +58,13 @@ def _evaluate_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+@subcommand(
+    name="evaluate",
+    text="Print metrics of a trained model on raw logs with labels, or on splits of a prepared data set.",
+    example="stratarec evaluate runs/demo tomorrow.csv --by country",
+    options=_evaluate_options,
+    multi_process=True,
+)
 def evaluate(args: argparse.Namespace) -> None:
     """Print metrics of a trained model."""
     from stratarec.distributed.mesh import joined
@@ -173,14 +168,8 @@ def _predict_options(command: argparse.ArgumentParser) -> None:
     add_data(command)
     add_device(command)
     add_json(command)
-    command.add_argument(
-        "--keep",
-        action="append",
-        default=[],
-        metavar="COLUMN",
-        help="copy COLUMN of the log to the output unchanged (repeatable); a spreadsheet executes CSV cells that begin "
-        "with =, +, - or @: see --safe",
-    )
+    cells = "a spreadsheet executes CSV cells that begin with =, +, - or @: see --safe"
+    add_repeated(command, "--keep", "COLUMN", f"copy COLUMN of the log to the output unchanged; {cells}")
     command.add_argument(
         "--safe",
         action="store_true",
@@ -196,13 +185,20 @@ def _predict_options(command: argparse.ArgumentParser) -> None:
         "--by",
         metavar="COLUMN",
         help="with --top: rank within each session or, for raw logs, value of a column such as a request id, instead "
-        "of "
-        "each user",
+        "of each user",
     )
     command.add_argument("--split", choices=SPLITS, help="split to score (default: test)")
     command.add_argument("-o", "--output", help="output file, .csv or .parquet (default: Parquet file in the run)")
 
 
+@subcommand(
+    name="predict",
+    text="Score raw logs, which need no labels, or a split of a prepared data set. The output keeps the order of the "
+    "rows and has one column per label.",
+    example="stratarec predict runs/demo tomorrow.csv --keep user -o scores.csv",
+    options=_predict_options,
+    multi_process=True,
+)
 def predict(args: argparse.Namespace) -> None:
     """Write scores as Parquet or CSV."""
     from stratarec.distributed.mesh import joined
@@ -248,9 +244,7 @@ def _explain_options(command: argparse.ArgumentParser) -> None:
         metavar="[FILE:]ROW",
         help="explain the score of this row of a log; rows are numbered as in the output of `predict`",
     )
-    command.add_argument(
-        "--feature", action="append", default=[], metavar="NAME", help="explain only this feature (repeatable)"
-    )
+    add_repeated(command, "--feature", "NAME", "explain only this feature")
     command.add_argument(
         "--samples", type=whole_number("samples", _MOST_ROWS), metavar="N", help="number of samples (default: 4096)"
     )
@@ -269,6 +263,13 @@ def _explain_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+@subcommand(
+    name="explain",
+    text="Show which features a model uses, how its predictions depend on numeric features, and how each feature "
+    "contributes to the score of one row.",
+    example="stratarec explain runs/demo\n  stratarec explain runs/demo tomorrow.csv --row 17",
+    options=_explain_options,
+)
 def explain(args: argparse.Namespace) -> None:
     """Show which features a model uses."""
     from stratarec.io.atomic import check_output
@@ -352,14 +353,20 @@ def _export_options(command: argparse.ArgumentParser) -> None:
         "--program",
         action="store_true",
         help="also write program.pt2, which torch loads without StrataRec; loading such a file runs code in it, so "
-        "load "
-        "only your own",
+        "load only your own",
     )
     command.add_argument(
         "--onnx", action="store_true", help="also write the network as network.onnx (needs stratarec[onnx])"
     )
 
 
+@subcommand(
+    name="export",
+    text="Export a trained model as data: configuration, weights, tables and vocabularies. `stratarec.Scorer` scores "
+    "rows with it.",
+    example="stratarec export runs/demo -o out",
+    options=_export_options,
+)
 def export(args: argparse.Namespace) -> None:
     """Export a trained model."""
     from stratarec.io.atomic import check_absent
@@ -387,38 +394,3 @@ def export(args: argparse.Namespace) -> None:
             print_lines(f"no delta: more than a quarter of the rows differ from {args.since}; use {output} instead")
         else:
             print_lines(f"delta  {delta}, {share:.1%} of the rows, relative to {args.since}")
-
-
-EVALUATE = Subcommand(
-    name="evaluate",
-    text="Print metrics of a trained model on raw logs with labels, or on splits of a prepared data set.",
-    example="stratarec evaluate runs/demo tomorrow.csv --by country",
-    options=_evaluate_options,
-    run=evaluate,
-    multi_process=True,
-)
-PREDICT = Subcommand(
-    name="predict",
-    text="Score raw logs, which need no labels, or a split of a prepared data set. The output keeps the order of the "
-    "rows and has one column per label.",
-    example="stratarec predict runs/demo tomorrow.csv --keep user -o scores.csv",
-    options=_predict_options,
-    run=predict,
-    multi_process=True,
-)
-EXPLAIN = Subcommand(
-    name="explain",
-    text="Show which features a model uses, how its predictions depend on numeric features, and how each feature "
-    "contributes to the score of one row.",
-    example="stratarec explain runs/demo\n  stratarec explain runs/demo tomorrow.csv --row 17",
-    options=_explain_options,
-    run=explain,
-)
-EXPORT = Subcommand(
-    name="export",
-    text="Export a trained model as data: configuration, weights, tables and vocabularies. `stratarec.Scorer` scores "
-    "rows with it.",
-    example="stratarec export runs/demo -o out",
-    options=_export_options,
-    run=export,
-)

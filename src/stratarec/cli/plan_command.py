@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stratarec.cli.arguments import Subcommand, add_json, add_recipe, print_json, print_lines, progress_of, whole_number
+from stratarec.cli.arguments import add_json, add_recipe, print_json, print_lines, progress_of, subcommand, whole_number
 from stratarec.errors import ConfigError
 from stratarec.io.names import shell_word, visible
 
@@ -99,6 +99,13 @@ def _cluster(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+@subcommand(
+    name="plan",
+    text="Print where each table is placed, with which precision and cache size, and the predicted memory and speed.",
+    example="stratarec plan criteo.yaml memory.dram=1GiB -o plan.json",
+    options=_options,
+    multi_process=True,
+)
 def plan(args: argparse.Namespace) -> None:
     """Print a plan. With several processes, only the first one prints."""
     from stratarec.distributed.measure import network_at_hand
@@ -334,13 +341,3 @@ def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
         print_plan(content, tiers.age_seconds)
         print_lines(*(sharding.lines() if ranks > 1 else ()))
     _write_plan(args, recipe, plan, content)
-
-
-PLAN = Subcommand(
-    name="plan",
-    text="Print where each table is placed, with which precision and cache size, and the predicted memory and speed.",
-    example="stratarec plan criteo.yaml memory.dram=1GiB -o plan.json",
-    options=_options,
-    run=plan,
-    multi_process=True,
-)

@@ -39,10 +39,10 @@ from stratarec.io.names import visible
 from stratarec.kernels.runtime.cores import narrow_libraries
 
 COMMANDS = (
-    init_command.INIT, data_commands.PREPARE, plan_command.PLAN, data_commands.PROFILE, train_command.TRAIN,
-    continual_commands.CONTINUE, continual_commands.FORGET, continual_commands.REBASE, continual_commands.REVERT,
-    model_commands.EVALUATE, model_commands.PREDICT, model_commands.EXPLAIN, compare_commands.BASELINE,
-    tune_command.TUNE, compare_commands.COMPARE, check_command.CHECK, model_commands.EXPORT, doctor_command.DOCTOR,
+    init_command.init, data_commands.prepare, plan_command.plan, data_commands.profile, train_command.train,
+    continual_commands.continue_run, continual_commands.forget, continual_commands.rebase, continual_commands.revert,
+    model_commands.evaluate, model_commands.predict, model_commands.explain, compare_commands.baseline,
+    tune_command.tune, compare_commands.compare, check_command.check, model_commands.export, doctor_command.doctor,
 )  # fmt: skip
 """All subcommands, in the order in which --help lists them."""
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from stratarec.cli.arguments import (
-    Subcommand,
     add_json,
     add_recipe,
     print_findings,
     print_json,
     print_lines,
     progress_of,
+    subcommand,
 )
 
 
@@ -33,6 +33,13 @@ def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--plan", help="place the tables as in this plan, a file that `plan -o` wrote")
 
 
+@subcommand(
+    name="train",
+    text="Train a model on a prepared data set, test it once, and write checkpoints and a report.",
+    example="stratarec train demo.yaml train.batch_size=4096 --resume",
+    options=_options,
+    multi_process=True,
+)
 def train(args: argparse.Namespace) -> None:
     """Train a model, test it once, write a report."""
     from stratarec.data.dataset.dataset import Dataset
@@ -103,13 +110,3 @@ def _print_result(run: Path, result: dict[str, Any]) -> None:
     for title, name in (("report", "report.html"), ("TensorBoard", "tensorboard")):
         if (run / name).exists():
             print_lines(f"{title:17}{run / name}")
-
-
-TRAIN = Subcommand(
-    name="train",
-    text="Train a model on a prepared data set, test it once, and write checkpoints and a report.",
-    example="stratarec train demo.yaml train.batch_size=4096 --resume",
-    options=_options,
-    run=train,
-    multi_process=True,
-)

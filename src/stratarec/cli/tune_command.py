@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stratarec.cli.arguments import Subcommand, add_json, add_recipe, print_json, print_lines, progress_of, whole_number
+from stratarec.cli.arguments import add_json, add_recipe, print_json, print_lines, progress_of, subcommand, whole_number
 from stratarec.errors import ConfigError
 from stratarec.io.names import shell_word
 
@@ -36,6 +36,14 @@ def _options(command: argparse.ArgumentParser) -> None:
     )
 
 
+@subcommand(
+    name="tune",
+    text="Search hyperparameters of a recipe by validation (needs stratarec[tune]). Each trial trains a model and "
+    "never uses the test split. Run the same command again to resume.",
+    example="stratarec tune r.yaml --space 'train.dense.learning_rate=log(1e-4, 1e-2)'",
+    options=_options,
+    resumable=True,
+)
 def tune(args: argparse.Namespace) -> None:
     """Search hyperparameters of a recipe by validation."""
     from stratarec.cli.tune.space import Space
@@ -70,14 +78,3 @@ def tune(args: argparse.Namespace) -> None:
         f"trials {best.recipe.with_name('trials.csv')}",
         f"wrote {best.recipe}; to train and test it: stratarec train {shell_word(best.recipe)}",
     )
-
-
-TUNE = Subcommand(
-    name="tune",
-    text="Search hyperparameters of a recipe by validation (needs stratarec[tune]). Each trial trains a model and "
-    "never uses the test split. Run the same command again to resume.",
-    example="stratarec tune r.yaml --space 'train.dense.learning_rate=log(1e-4, 1e-2)'",
-    options=_options,
-    run=tune,
-    resumable=True,
-)

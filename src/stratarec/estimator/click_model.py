@@ -39,7 +39,7 @@ from stratarec.estimator.frame_log import (
     read_weights,
     split_log,
 )
-from stratarec.io.atomic import check_output, file_hash, storage_error, sync, sync_tree, working_directory
+from stratarec.io.atomic import check_output, file_hash, rename_directory, storage_errors, working_directory
 from stratarec.io.scratch import ScratchDirectory
 from stratarec.io.sealed import Model, read_sealed, write_sealed
 from stratarec.models.metrics import evaluate_logits
@@ -330,18 +330,13 @@ class ClickModel:
             "given": self._recipe_argument, "settings": settings, "recipe": self.recipe_, "result": self.result_,
             "events": "",
         }  # fmt: skip
-        try:
-            with working_directory(path, (_EXPORT, _STATE, _EVENTS)) as temporary:
-                shutil.copytree(self._export, temporary / _EXPORT)
-                if self._histories is not None:
-                    self._histories.write(temporary)
-                    state["events"] = file_hash(temporary / _EVENTS)
-                write_sealed(temporary / _STATE, state)
-                sync_tree(temporary)
-                temporary.rename(path)
-                sync(path.parent)
-        except OSError as error:
-            raise error if isinstance(error, StorageError) else storage_error(path, error) from error
+        with storage_errors(path), working_directory(path, (_EXPORT, _STATE, _EVENTS)) as temporary:
+            shutil.copytree(self._export, temporary / _EXPORT)
+            if self._histories is not None:
+                self._histories.write(temporary)
+                state["events"] = file_hash(temporary / _EVENTS)
+            write_sealed(temporary / _STATE, state)
+            rename_directory(temporary, path)
         return path
 
     @classmethod

@@ -50,6 +50,17 @@ def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> Sto
     return StorageError(f"cannot write {path}: {reason}; {'free space or ' if is_full else ''}name another path")
 
 
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Convert errors of the operating system inside the context to a `StorageError` that names `path`."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
 def check_output(path: Path, *endings: str) -> None:
     """Check that `path` can be an output file, before any work is done for it.
 
@@ -205,6 +216,14 @@ def make_directory(path: Path) -> None:
         raise storage_error(path, error) from error
 
 
+def rename_directory(temporary: Path, final: Path) -> None:
+    """Sync everything in `temporary` and rename it to `final`; `StorageError` if `final` exists and is not empty."""
+    with storage_errors(final):
+        sync_tree(temporary)
+        os.rename(temporary, final)
+        sync(final.parent)
+
+
 @contextmanager
 def working_directory(final: Path, parts: Collection[str]) -> Iterator[Path]:
     """Create a locked directory next to `final`, and remove it at the end unless it was renamed.
@@ -215,10 +234,8 @@ def working_directory(final: Path, parts: Collection[str]) -> Iterator[Path]:
     work, descriptor = temporary_name(final), None
     make_directory(final.parent)
     try:
-        try:
+        with storage_errors(final):
             work.mkdir()
-        except OSError as error:
-            raise storage_error(final, error) from error
         descriptor = lock_directory(work)
         yield work
     finally:
@@ -252,17 +269,15 @@ def replace_directory(temporary: Path, final: Path) -> None:
     This is for directories inside an owned directory. For a directory that a user named, use
     `owned_directory.replace_directory_at`.
     """
-    try:
+    old = final.with_name(f".{final.name}.old")
+    with storage_errors(final):
         sync_tree(temporary)
-        old = final.with_name(f".{final.name}.old")
         remove_tree(old)
         if final.exists():
             os.replace(final, old)
         os.replace(temporary, final)
         sync(final.parent)
-        remove_tree(old)
-    except OSError as error:
-        raise storage_error(final, error) from error
+    remove_tree(old)
 
 
 def file_hash(path: Path) -> str:

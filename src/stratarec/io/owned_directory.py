@@ -31,6 +31,7 @@ from stratarec.io.atomic import (
     open_regular,
     read_json,
     storage_error,
+    storage_errors,
     sync,
     sync_tree,
     write_json,
@@ -261,11 +262,9 @@ def move_aside(path: Path, kind: DirectoryKind) -> Path:
     old = replaced_path(path)
     if old.exists():
         raise StorageError(f"cannot replace {path}: {old} exists; move it elsewhere")
-    try:
+    with storage_errors(path):
         os.replace(path, old)
         sync(path.parent)
-    except OSError as error:
-        raise storage_error(path, error) from error
     return old
 
 
@@ -273,11 +272,9 @@ def restore_replaced(path: Path, kind: DirectoryKind) -> None:
     """Undo `move_aside`: delete the unfinished replacement, and rename the earlier directory back."""
     if directory_state(path, kind) == "ours":
         remove_directory(path)
-    try:
+    with storage_errors(path):
         os.replace(replaced_path(path), path)
         sync(path.parent)
-    except OSError as error:
-        raise storage_error(path, error) from error
 
 
 def recover_replacement(path: Path, kind: DirectoryKind, is_complete: Callable[[Path], bool]) -> None:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import IO
 
 from stratarec.errors import StorageError
-from stratarec.io.atomic import is_locked, lock_directory, make_directory, storage_error
+from stratarec.io.atomic import is_locked, lock_directory, make_directory, storage_error, storage_errors
 from stratarec.io.owned_directory import try_lock
 
 READING_PREFIX = "stratarec-reading-"
@@ -87,10 +87,8 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 def lock_store(path: Path) -> IO[bytes]:
     """Lock a directory until the returned file is closed. Raises `StorageError` if another process has locked it."""
     make_directory(path)
-    try:
+    with storage_errors(path / ".lock"):
         file = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "wb")
-    except OSError as error:
-        raise storage_error(path / ".lock", error) from error
     if try_lock(file):
         return file
     file.close()

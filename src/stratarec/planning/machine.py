@@ -45,7 +45,7 @@ from stratarec.io.atomic import (
     make_directory,
     read_json,
     remove_leftovers_of,
-    storage_error,
+    storage_errors,
     temporary_name,
     write_json,
 )
@@ -517,15 +517,13 @@ def _scratch(path: Path) -> Iterator[tuple[Path, float]]:
     # Random bytes, because zeros would make a file system or device that compresses appear too fast.
     block = np.random.default_rng(1).bytes(_WRITE_BYTES)
     try:
-        with create_locked(file) as out:
+        with storage_errors(path), create_locked(file) as out:
             began = time.perf_counter()
             for _ in range(_FILE_BYTES // _WRITE_BYTES):
                 out.write(block)
             out.flush()
             os.fsync(out.fileno())
             yield file, _FILE_BYTES / (time.perf_counter() - began)
-    except OSError as error:
-        raise storage_error(path, error) from error
     finally:
         file.unlink(missing_ok=True)
 

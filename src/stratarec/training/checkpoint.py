@@ -33,13 +33,13 @@ from stratarec.distributed.towers import gather_towers
 from stratarec.embedding.checkpoint import TablesManifest
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.row_files import verify_file
-from stratarec.errors import CheckpointError, StorageError
+from stratarec.errors import CheckpointError
 from stratarec.io.atomic import (
     file_hash,
     open_regular,
     remove_tree,
     replace_directory,
-    storage_error,
+    storage_errors,
     temporary_name,
     working_directory,
 )
@@ -211,7 +211,7 @@ def save(
     """
     mesh, final = mesh or Mesh.alone(), step_path(folder, state["step"])
 
-    @_storage_errors(final)
+    @storage_errors(final)
     def commit() -> None:
         for name, tensors in zip(_FILES, (model.network.state_dict(), optimizer), strict=True):
             write_tensors(temporary / name, tensors)
@@ -221,7 +221,7 @@ def save(
 
     with ExitStack() as stack:
         temporary = Path(mesh.first(lambda: str(stack.enter_context(_new_directory(folder, final)))))
-        with _storage_errors(final):
+        with storage_errors(final):
             tables = model.embeddings.save(temporary / "tables", None if previous is None else previous / "tables")
         mesh.first(commit)
     return final
@@ -234,17 +234,6 @@ def _new_directory(folder: Path, final: Path) -> Iterator[Path]:
         remove_tree(leftover)
     with working_directory(final, ()) as temporary:
         yield temporary
-
-
-@contextmanager
-def _storage_errors(final: Path) -> Iterator[None]:
-    """Convert errors of the operating system to a `StorageError` that names the checkpoint."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        raise storage_error(final, error) from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,8 @@ Memory holds either one chunk, or one partition and the vocabularies. All files 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import polars as pl
 
@@ -51,8 +50,8 @@ from stratarec.data.sources.files import hash_logs
 from stratarec.data.splits import Splitter
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import EvictionFilter, Vocabulary
-from stratarec.errors import DataError, DatasetError, StorageError
-from stratarec.io.atomic import remove_leftovers, storage_error
+from stratarec.errors import DataError, DatasetError
+from stratarec.io.atomic import remove_leftovers, storage_errors
 from stratarec.io.owned_directory import (
     check_replaceable,
     claim,
@@ -102,18 +101,8 @@ def prepare(
         then left unchanged.
     """
     pipeline = PreparePipeline(config, name, progress or SilentProgress(), executor or SerialExecutor())
-    with _storage_errors(pipeline.final):
+    with storage_errors(pipeline.final):
         return pipeline.run(overwrite)
-
-
-@contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        raise storage_error(path, error) from error
 
 
 class PreparePipeline:

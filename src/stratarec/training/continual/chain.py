@@ -5,13 +5,12 @@ A period is written next to the run and renamed into it when it is complete.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stratarec.errors import CheckpointError, StorageError
-from stratarec.io.atomic import make_directory, storage_error, sync, sync_tree
+from stratarec.errors import CheckpointError
+from stratarec.io.atomic import make_directory, rename_directory
 from stratarec.io.owned_directory import directory_lock
 from stratarec.training import checkpoint
 from stratarec.training.continual.train_period import Before
@@ -70,15 +69,8 @@ class Chain:
 
     def commit(self, work: Path, final: Path) -> None:
         """Rename `work`, which contains a complete period, to `final`; `StorageError` if that fails."""
-        try:
-            make_directory(final.parent)
-            sync_tree(work)
-            os.rename(work, final)
-            sync(final.parent)
-        except StorageError:
-            raise
-        except OSError as error:
-            raise storage_error(final, error) from error
+        make_directory(final.parent)
+        rename_directory(work, final)
 
 
 def revert(run: Path) -> Period:

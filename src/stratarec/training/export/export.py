@@ -11,7 +11,6 @@ trained have no record: their initial values are encoded, rounded to nearest.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,8 +30,8 @@ from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.codecs import FloatRows
 from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.tables.cached import CachedTables
-from stratarec.errors import CheckpointError, DatasetError, StorageError
-from stratarec.io.atomic import check_absent, file_hash, storage_error, sync, sync_tree, working_directory
+from stratarec.errors import CheckpointError, DatasetError
+from stratarec.io.atomic import check_absent, file_hash, rename_directory, storage_errors, working_directory
 from stratarec.io.names import file_name
 from stratarec.io.sealed import describe_error, regular_file_below
 from stratarec.io.tensors import ChunkedTensor, write_tensors
@@ -104,18 +103,10 @@ def new_directory(folder: Path, parts: set[str]) -> Iterator[Path]:
     `parts` are the names of all entries that the directory may have.
     """
     with working_directory(folder, parts) as temporary:
-        try:
+        with storage_errors(folder):
             yield temporary
-            if not temporary.exists():
-                return
-            sync_tree(temporary)
-            # Fails if `folder` was created in the meantime, unless it is empty.
-            os.rename(temporary, folder)
-            sync(folder.parent)
-        except StorageError:
-            raise
-        except OSError as error:
-            raise storage_error(folder, error) from error
+        if temporary.exists():
+            rename_directory(temporary, folder)
 
 
 def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) -> None:
