@@ -41,6 +41,10 @@ class TowersConfig:
         """Whether the outputs of towers are their vectors, so that there are no tower modules."""
         return self.compression == 1
 
+    def vector_width(self, width: int) -> int:
+        """Return the width of output vectors, D / c but at least 1."""
+        return max(int(width / self.compression), 1)
+
     def columns(self, vectors: int, width: int) -> int:
         """Return the number of output columns of a tower with `vectors` vectors; `ConfigError` if it is less than
         one.
