@@ -3,8 +3,7 @@
 Four ranks, one thread each, forward + backward + row-wise Adagrad of the embedding part, one id a bag with Criteo's
 sizes and skew; the best of TorchRec's shardings counts (see `sharded`). Unshaped, all ranks are on this machine; at
 1 Gbit/s they are two on each of two emulated hosts (see `hosts`), and the bytes between hosts are those that the
-hosts' interfaces counted. Whole training runs by `stratarec train` under torchrun; more ranks than fit here are
-predicted (see `alpha_beta`).
+hosts' interfaces counted. Whole training runs by `stratarec train` under torchrun.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from typing import Any
 
 import yaml
 
-from benchmarks.alpha_beta import Constants, predicted
 from benchmarks.contenders import Shape
 from benchmarks.hosts import Hosts, end_with_parent
 from stratarec.data.sources.synthetic import CRITEO_ROWS
@@ -34,7 +32,7 @@ _LIMIT_SECONDS = 400.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
 
 
-def measured(shape: Shape, rounds: int, steps: int, hosts: Hosts | None) -> dict[str, Any]:
+def measured(shape: Shape, rounds: int, steps: int, hosts: Hosts | None) -> list[dict[str, Any]]:
     """What `exchange_ranks` measured; on this machine where there are no hosts."""
     settings = {"shape": asdict(shape), "rounds": rounds, "steps": steps}
 
@@ -43,7 +41,7 @@ def measured(shape: Shape, rounds: int, steps: int, hosts: Hosts | None) -> dict
             return torchrun(RANKS, arguments)
         return hosts.torchrun(RANKS // hosts.count, arguments, ENVIRONMENT, _LIMIT_SECONDS)
 
-    found: dict[str, Any] = told_by_ranks("exchange_ranks", settings, launch)
+    found: list[dict[str, Any]] = told_by_ranks("exchange_ranks", settings, launch)
     return found
 
 
@@ -132,17 +130,8 @@ def _checked(status: int) -> None:
         raise TrainingError(f"stratarec ended with status {status}; its error stands above")
 
 
-def prediction(shape: Shape, constants: Mapping[str, Constants]) -> list[dict[str, Any]]:
-    """Steps of more ranks than there are here."""
-    return [
-        {"network": network, **predicted(shape, ranks, found)}
-        for network, found in constants.items()
-        for ranks in (4, 8, 16, 64, 256, 1024)
-    ]
-
-
 def run(quick: bool) -> dict[str, Any]:
-    """Unshaped, at 1 Gbit/s, scaling, prediction."""
+    """Unshaped, at 1 Gbit/s, scaling."""
     cap, batch, rounds, steps = (20_000, 512, 3, 2) if quick else (200_000, 2048, 6, 4)
     shape = Shape(sizes=[min(rows, cap) for rows in CRITEO_ROWS], width=64, batch=batch)
     with Hosts(2, MBIT):  # says at once what is missing
@@ -151,11 +140,10 @@ def run(quick: bool) -> dict[str, Any]:
     with Hosts(2, MBIT) as hosts:
         apart = measured(shape, rounds, max(steps // 2, 1), hosts)
     rows = [{"network": network, **row} for network, found in (("unshaped", here), ("1 Gbit/s", apart))
-            for row in found["rows"]]  # fmt: skip
-    constants = {"unshaped": Constants(**here["constants"]), "1 Gbit/s": Constants(**apart["constants"])}
+            for row in found]  # fmt: skip
     whole = scaling(quick)
-    one, gbit = ratios(here["rows"]), ratios(apart["rows"])
-    wire = {row["contender"]: row["wire_mb_a_step"] for row in apart["rows"]}
+    one, gbit = ratios(here), ratios(apart)
+    wire = {row["contender"]: row["wire_mb_a_step"] for row in apart}
     least = min(mb for name, mb in wire.items() if name.startswith("torchrec"))
     return {
         "config": {
@@ -173,9 +161,5 @@ def run(quick: bool) -> dict[str, Any]:
             "ratio_wire_bytes_1gbit": least / wire["ours"],
             **{f"samples_s_{row['ranks']}_ranks": row["samples_s"] for row in whole},
         },
-        "samples": {
-            "rows": rows, "whole_training": whole,
-            "constants": {name: asdict(each) for name, each in constants.items()},
-            "prediction": prediction(shape, constants),
-        },
+        "samples": {"rows": rows, "whole_training": whole},
     }  # fmt: skip

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -89,27 +88,9 @@ def figures(bench: Bench, rounds: int, steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-def alone(mesh: Any, shape: Any) -> float:
-    """Seconds of a step of one rank that holds all tables itself, while the others wait."""
-    from benchmarks.sharded import Ours, batch_of, gradients_of
-    from stratarec.distributed.mesh import Mesh
-
-    found: list[float] = []
-    if mesh.is_first:
-        ours, batch = Ours(shape, Mesh.alone(), deduplicated=True), batch_of(shape, 0)
-        gradient = ours.gradient(gradients_of(shape, 0))
-        for _ in range(15):
-            began = time.perf_counter()
-            ours.step(batch, gradient)
-            found.append(time.perf_counter() - began)
-        ours.close()
-    return max(seconds for (seconds,) in mesh.rows.gather_floats([median(found) if found else 0.0]))
-
-
 def main() -> int:
     settings = json.loads(sys.argv[1])
     logging.getLogger("torchrec").setLevel(logging.ERROR)
-    from benchmarks.alpha_beta import network_constants
     from benchmarks.contenders import Shape
     from benchmarks.sharded import contenders, gate
     from stratarec.distributed.mesh import joined
@@ -122,9 +103,8 @@ def main() -> int:
         gate(mesh, makes, small)
         bench = Bench(mesh, makes, shape)
         rows = figures(bench, settings["rounds"], settings["steps"])
-        constants = network_constants(mesh, local, alone(mesh, shape))
         if mesh.is_first:
-            Path(settings["out"]).write_text(json.dumps({"rows": rows, "constants": asdict(constants)}))
+            Path(settings["out"]).write_text(json.dumps(rows))
     return 0
 
 

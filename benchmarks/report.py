@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.held import ratios_of
+from benchmarks.cluster_cells import speed_errors
 from benchmarks.picture import write_curves, write_picture
 from benchmarks.registry import BENCHMARKS
 from benchmarks.sources import source_hash
@@ -195,8 +195,7 @@ def _draw_more(samples: Mapping[str, list[dict[str, Any]]], beside: Path) -> Non
 def _draw_cluster(result: Mapping[str, Any], path: Path) -> None:
     """Draw predicted speeds of towers by number of GPUs; bars are errors of predictions in measured cells."""
     metrics, rows = result["metrics"], [row for row in result["samples"]["rows"] if row["ratio"] == 2]
-    held = [line for line in result["samples"]["held"] if line["calibrated"] == "each model"]
-    missed = sorted(ratio for ratio, _ in ratios_of(held))
+    missed = sorted(speed_errors(result["samples"]["cells"]))
     half = (missed[-1 - len(missed) // 10] - missed[len(missed) // 10]) / 2
     curves = [
         (gpu, [

@@ -93,12 +93,11 @@ def choices(rows: list[dict[str, Any]]) -> list[float]:
 def run(quick: bool) -> dict[str, Any]:
     """Both models on three networks."""
     networks = {"100 Mbit/s": 100.0, "1 Gbit/s": 1000.0, "unshaped": None}
-    rows, probes, metrics, parameters = [], [], {}, {}
+    rows, metrics, parameters = [], {}, {}
     for model in MODELS:
         for name, mbit in ({"1 Gbit/s": 1000.0} if quick or model == "single ids" else networks).items():
             found = measured(model, mbit, quick)
             rows += [{"model": model, "network": name, **row} for row in found["rows"]]
-            probes.append({"model": model, "network": name, **found["probes"]})
             parameters[model] = found["parameters"]
             flat = found["rows"][0]
             key = f"{model.replace('-', '_').replace(' ', '_')}_{name.split('/')[0].replace(' ', '').lower()}"
@@ -120,5 +119,5 @@ def run(quick: bool) -> dict[str, Any]:
             "parameters": parameters, "targets": {"ratio_1gbit": 1.9, "ratio_100mbit": 3.0, "auto_right": 0.9},
         },
         "metrics": metrics,
-        "samples": {"rows": rows, "probes": probes},
+        "samples": {"rows": rows},
     }  # fmt: skip

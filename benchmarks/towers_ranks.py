@@ -29,8 +29,6 @@ from stratarec.training.torch_setup import build_optimizer
 
 DENSE = 13
 _WARM, _AHEAD = 1, 1
-PROBED = 8, 1 << 21
-"""Bytes of probes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,31 +228,10 @@ def merged(mesh: Any, mine: dict[str, float]) -> dict[str, float]:
     return {name: how.get(name, median)(values) for name, values in columns.items()}
 
 
-def probes(mesh: Any) -> dict[str, list[float]]:
-    """Seconds of an exchange of `PROBED` bytes with each other rank: of all ranks, of those of a host, of peers.
-
-    All hosts, or peers, do theirs at the same time, as in a step, and what counts is who ends last: of pairs that share
-    a link each has rounds in which it gets more than its half.
-    """
-    found = {}
-    for name, part in (("all", mesh), ("inside", mesh.inside), ("between", mesh.between)):
-        found[name] = []
-        for size, rounds in zip(PROBED, (40, 7), strict=True):
-            given, even, walls = torch.zeros(size * part.ranks, dtype=torch.uint8), [size] * part.ranks, []
-            for _ in range(rounds):
-                mesh.rows.agree(None)
-                began = time.perf_counter()
-                part.rows.exchange(given, even, even)
-                walls.append(time.perf_counter() - began)
-            found[name].append(median(map(max, zip(*mesh.rows.gather_floats(walls), strict=True))))
-    return found
-
-
 def measured(mesh: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """All contenders of a model, in turns."""
     shape, model = Shape(**settings["shape"]), settings["model"]
     gate(mesh, shape, model)
-    probed = probes(mesh)
     contenders = [Contender(**each) for each in settings["contenders"]]
     benches = [Bench(each, mesh, shape, model, settings["dense_wire"]) for each in contenders]
     found: dict[str, list[dict[str, float]]] = {each.name: [] for each in contenders}
@@ -267,7 +244,6 @@ def measured(mesh: Any, settings: dict[str, Any]) -> dict[str, Any]:
         bench.close()
     return {
         "rows": figures(found),
-        "probes": probed,
         "parameters": parameters,
         "contenders": [asdict(each) for each in contenders],
     }

@@ -83,7 +83,7 @@ def test_steps_on_a_cluster_are_a_table_with_what_was_assumed(home: Path, capsys
         "fastest, same results",
         "4 towers of ratio",
         "not measured",
-        "even loads",
+        "even traffic",
         "towers would ",
     ):
         assert text in out

@@ -14,7 +14,7 @@ from stratarec.io.names import shell_word, visible
 
 if TYPE_CHECKING:
     from stratarec.data.dataset.dataset import Dataset
-    from stratarec.distributed.measure import NetworkFigures
+    from stratarec.distributed.measure import Collective
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe
 
@@ -108,7 +108,7 @@ def _cluster(text: str) -> tuple[int, int]:
 )
 def plan(args: argparse.Namespace) -> None:
     """Print a plan. With several processes, only the first one prints."""
-    from stratarec.distributed.measure import network_at_hand
+    from stratarec.distributed.measure import measure_network
     from stratarec.distributed.mesh import joined
     from stratarec.recipe import Recipe
 
@@ -117,7 +117,7 @@ def plan(args: argparse.Namespace) -> None:
     run = _plan_towers if args.towers is not None else _plan_device if args.device is not None else _plan_tables
     with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}, modules=recipe.modules) as mesh:
         if args.hosts is not None:
-            network = network_at_hand(mesh)
+            network = measure_network(mesh)
             run_cluster = _plan_fewest_hosts if args.hosts == _FEWEST else _plan_cluster
             mesh.first(lambda: run_cluster(args, *_open_data(args), network))
         else:
@@ -171,7 +171,7 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError("--samples requires --hosts fewest")
 
 
-def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None) -> None:
+def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: Collective | None) -> None:
     """Predict step times on a cluster for each method of exchanging data between processes."""
     from stratarec.config.units import parse_rate
     from stratarec.planning.machine import measure_tiers
@@ -180,12 +180,12 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
 
     measure_tiers(recipe.memory, again=args.measure)
     with dataset.locked():
-        machine = forecast.cluster_machine(
-            recipe, dataset, *args.hosts, between=parse_rate(args.network, "--network"),
+        cluster = forecast.cluster_of(
+            *args.hosts, between=parse_rate(args.network, "--network"),
             inside=parse_rate(args.inside, "--inside") if args.inside else None, latency=network or forecast.ASSUMED,
         )  # fmt: skip
-        predictions = forecast.predict_exchanges(recipe, dataset, machine)
-    lines = forecast.assumptions(recipe, dataset, machine, measured=network is not None)
+        predictions = forecast.predict_exchanges(recipe, dataset, cluster)
+    lines = forecast.assumptions(recipe, dataset, cluster, measured=network is not None)
     rows = [prediction.to_dict() for prediction in predictions]
     best = {kind: prediction.name for kind, prediction in forecast.fastest(predictions).items()}
     towers = forecast.verdict(predictions)
@@ -195,9 +195,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
         print_steps(rows, best, lines, towers)
 
 
-def _plan_fewest_hosts(
-    args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None
-) -> None:
+def _plan_fewest_hosts(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: Collective | None) -> None:
     """Find the smallest number of hosts that holds the model and reaches the target throughput."""
     from stratarec.config.units import parse_rate
     from stratarec.planning.machine import measure_tiers

@@ -1,24 +1,24 @@
-"""Measure the cost of collectives: ``alpha + alpha_peer * peers + beta * bytes`` seconds.
-
-`alpha` is the latency, `alpha_peer` the processor time for each other rank, and `beta` the time of a byte on a link.
-"""
+"""Measure the latency of collectives, and run one rank of a cluster without its peers."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch import distributed as dist
 
 from stratarec.config.validate import check_finite
-from stratarec.distributed.collectives import Channel
+from stratarec.distributed.collectives import Channel, never
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import ConfigError
 
 _FEWEST = 3
-_SMALL, _LARGE = 8, 1 << 20
-_SMALL_ROUNDS, _LARGE_ROUNDS = 60, 9
+_SIZE, _ROUNDS = 8, 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,60 +38,24 @@ class Collective:
         return self.alpha + self.alpha_peer * peers if peers else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkFigures(Collective):
-    """Measured network: latency, and `beta`, the seconds per byte on a link that `sharing` ranks share.
+def measure_network(mesh: Mesh) -> Collective | None:
+    """Measure the latency of collectives with all ranks, in about a second; None with less than three ranks.
 
-    The ranks of a host share a link. With a single host, `sharing` is 1.
-    """
-
-    beta: float
-    sharing: int
-
-    def transfer(self, sent: float, ranks: int) -> float:
-        """Return the seconds in which each of `ranks` ranks sends `sent` bytes.
-
-        A rank sends equal parts to all ranks, including itself.
-        """
-        return self.beta * self.sharing * sent * (ranks - self.sharing) / ranks
-
-
-def measure_network(mesh: Mesh, local: int) -> NetworkFigures:
-    """Measure the network with all ranks, `local` of them on each host; takes about a second.
-
-    Ranks of a test may share processors, unlike ranks of a cluster. So the cost of a peer is measured as processor
-    time, and the latency with two ranks only.
-
-    Raises
-    ------
-    ConfigError
-        If there are less than three ranks, with which the cost of a peer cannot be separated from the latency.
+    With fewer ranks, the cost of a peer cannot be separated from the latency. Ranks of a test may share processors,
+    unlike ranks of a cluster. So the cost of a peer is measured as processor time, and the latency with two ranks only.
     """
     if mesh.ranks < _FEWEST:
-        raise ConfigError(
-            f"to measure a network, at least {_FEWEST} ranks are needed; got {mesh.ranks}: start more by torchrun"
-        )
-    hosts, far = mesh.ranks // local, mesh.ranks // 2
+        return None
+    far = mesh.ranks // 2
     # All ranks must create a group, although only two use this one.
     pair = dist.new_group([0, far])
-    many, many_work = collective_times(mesh.rows, _SMALL, _SMALL_ROUNDS)
-    full, _ = collective_times(mesh.rows, _LARGE, _LARGE_ROUNDS)
+    _, many_work = collective_times(mesh.rows, _SIZE, _ROUNDS)
     two, two_work = 0.0, 0.0
     if mesh.rank in (0, far):
-        two, two_work = collective_times(Channel(int(mesh.rank > 0), 2, pair), _SMALL, _SMALL_ROUNDS)
+        two, two_work = collective_times(Channel(int(mesh.rank > 0), 2, pair), _SIZE, _ROUNDS)
     two, two_work = map(max, zip(*mesh.rows.gather_floats([two, two_work]), strict=True))
-    # Processor time, because ranks on this machine may wait for processors, unlike ranks of a cluster.
     peer = max((many_work - two_work) / (mesh.ranks - 2), 0.0)
-    sharing = 1 if hosts == 1 else local
-    passing = _LARGE * sharing * (mesh.ranks - sharing)
-    # A large exchange takes longer only because of its bytes.
-    beta = max(full - many, 0.0) / passing
-    return NetworkFigures(alpha=max(two - peer, 0.0), alpha_peer=peer, beta=beta, sharing=sharing)
-
-
-def network_at_hand(mesh: Mesh) -> NetworkFigures | None:
-    """Measure the network of the mesh by `measure_network`; return None if it has too few ranks."""
-    return measure_network(mesh, mesh.ranks // mesh.hosts) if mesh.ranks >= _FEWEST else None
+    return Collective(alpha=max(two - peer, 0.0), alpha_peer=peer)
 
 
 def collective_times(channel: Channel, size: int, rounds: int) -> tuple[float, float]:
@@ -112,3 +76,46 @@ def collective_times(channel: Channel, size: int, rounds: int) -> tuple[float, f
     mine = [sorted(seconds)[rounds // 4] for seconds in (walls, works)]
     wall, work = map(max, zip(*channel.gather_floats(mine), strict=True))
     return wall, work
+
+
+class EchoChannel(Channel):
+    """Channel of a rank whose peers do not exist: each sends what this rank sends to itself, or zeros.
+
+    With this channel a rank computes what it would compute among `ranks` ranks with the same batch, but never waits.
+    """
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        super().__init__(rank, ranks, cast(Any, self) if ranks > 1 else None)
+
+    def exchange(
+        self, message: Tensor, sent_sizes: Sequence[int], sizes: Sequence[int], stopped: Callable[[], bool] = never
+    ) -> Tensor:  # fmt: skip
+        if {sent_sizes[self.rank]} == set(sizes):
+            mine: Tensor = message.split(list(sent_sizes))[self.rank]  # type: ignore[no-untyped-call]
+            return mine.repeat(self.ranks)
+        return message.new_zeros(sum(sizes))
+
+
+def emulated_mesh(
+    rank: int, hosts: int, local: int, *, by_towers: bool,
+    channel: Callable[[int, list[int]], Channel] = lambda rank, members: EchoChannel(rank, len(members)),
+) -> Mesh:  # fmt: skip
+    """Return the mesh of rank `rank` among `local` ranks on each of `hosts` hosts, without other processes.
+
+    Parameters
+    ----------
+    channel : callable
+        Returns a channel from the place of the rank among the members of the channel, and the numbers of the members.
+    """
+    grid = torch.arange(hosts * local).view(hosts, local)
+    devices: Any = SimpleNamespace(mesh=grid, size=grid.size)
+
+    def part(members: list[int]) -> Mesh:
+        place = members.index(rank)
+        ids, rows, files = (channel(place, members) for _ in range(3))
+        return Mesh(rank=place, ranks=len(members), ids=ids, rows=rows, files=files, devices=None)
+
+    mesh, (host, place) = replace(part(grid.flatten().tolist()), devices=devices), divmod(rank, local)
+    if not by_towers:
+        return mesh
+    return replace(mesh, inside=part(grid[host].tolist()), between=part(grid[:, place].tolist()))

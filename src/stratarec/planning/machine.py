@@ -225,7 +225,7 @@ def check_positive(config: object, *, may_be_zero: tuple[str, ...] = ()) -> None
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkRates:
-    """Rates of the device that runs a rank's dense network, and costs of the rank's work around an exchange."""
+    """Rates of the device that runs a rank's dense network."""
 
     flops_per_second: float = math.inf
     """Floating-point operations per second that the layers of a network reach."""
@@ -234,15 +234,9 @@ class NetworkRates:
     up_bytes_per_second: float = math.inf
     """Bandwidth from the host's memory to the device."""
     down_bytes_per_second: float = math.inf
-    sptt_seconds: float = 0.0
-    """Additional seconds per step with SPTT, in which ranks also ask their peers and merge the peers' requests."""
-    packed_seconds: float = 0.0
-    """Seconds per byte that a rank packs or unpacks. Bytes are counted as float32, whatever the wire format."""
-    parameter_seconds: float = 0.0
-    """Seconds per dense parameter to flatten, add and distribute its gradient and to run the optimizer."""
 
     def __post_init__(self) -> None:
-        check_positive(self, may_be_zero=("fixed_seconds", "sptt_seconds", "packed_seconds", "parameter_seconds"))
+        check_positive(self, may_be_zero=("fixed_seconds",))
 
 
 FREE = Collective(alpha=0.0, alpha_peer=0.0)

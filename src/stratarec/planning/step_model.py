@@ -18,12 +18,12 @@ width D, b bytes per row. Each rank receives, in one direction::
     SPTT          B F b (T - 1) / T         B F b (L - 1) / L
     with towers   B F b (T - 1) / (T c)     B F b (L - 1) / L
 
-The same number of bytes returns as gradients, and ids are sent before. If distinct rows are sent, F is their number per
-sample. As (G - L) / G equals (T - 1) / T, SPTT alone moves the same number of bytes between hosts, but among T - 1
-peers instead of G - 1; the module of a tower divides these bytes by its compression c. The ranks of a host share its
-link to other hosts. A collective takes a latency, which grows with the number of peers, plus its bytes over a rate
-(an alpha-beta model). Gradients of the network are reduced over all ranks, gradients of a tower's module over the ranks
-of its host.
+The same number of bytes returns as gradients. If distinct rows are sent, F is their number per sample. Ids are
+exchanged by another thread during the step before, so their exchange is not part of the time. As (G - L) / G equals
+(T - 1) / T, SPTT alone moves the same number of bytes between hosts, but among T - 1 peers instead of G - 1; the module
+of a tower divides these bytes by its compression c. The ranks of a host share its link to other hosts. A collective
+takes a latency, which grows with the number of peers, plus its bytes over a rate (an alpha-beta model). Gradients of
+the network are reduced over all ranks, gradients of a tower's module over the ranks of its host.
 
 **Overlap.** With lookahead, a block device works at the same time as the processors, and rows are fetched on the cores
 that training leaves free. Everything else is sequential.
@@ -49,7 +49,6 @@ from stratarec.planning.machine import Cluster, Machine, Tiers, check_positive
 
 # Bytes that a log writes per byte of a row, including the rewriting of segments.
 _LOG_WRITES = 2.0
-_ID_BYTES = 4  # for tables with less than 2^31 rows
 
 PENALTY = {name: kind.penalty for name, kind in KINDS.items()}
 """Cost of a lower precision under ``precision: auto``, as a share of the table's compute seconds.
@@ -272,12 +271,13 @@ def step_time(
         shape, lookups = RowShape(width=work.width, row_state=False, full_state=0), work.batch * work.lookups
         tables = table_seconds(TableWork(shape=shape, lookups=lookups, distinct=lookups), machine.tiers)
     sent = exchange_bytes(cluster, work, exchange)
-    network = rates.fixed_seconds + rates.sptt_seconds * (exchange.kind == "sptt")
-    network += packed_bytes(work, exchange) * rates.packed_seconds
-    network += trained_parameters(cluster, work) * rates.parameter_seconds
-    network += work.batch * (work.flops + work.tower_flops) / rates.flops_per_second
+    network = rates.fixed_seconds + work.batch * (work.flops + work.tower_flops) / rates.flops_per_second
     latency_inside = sum(map(cluster.inside.latency, sent.inside_peers))
     latency_between = sum(map(cluster.between.latency, sent.between_peers))
+    inside = sent.inside / cluster.inside_bytes_per_second
+    between = sent.between * cluster.ranks / cluster.between_bytes_per_second
+    if exchange.kind == "flat":  # one collective sends both
+        inside = max(inside - between, 0.0)
     return StepTime(
         samples=work.batch,
         tables=tables,
@@ -285,8 +285,8 @@ def step_time(
         up=work.up_bytes / rates.up_bytes_per_second,
         down=work.down_bytes / rates.down_bytes_per_second,
         reduction=reduction_seconds(cluster, work),
-        inside=latency_inside + sent.inside / cluster.inside_bytes_per_second,
-        between=latency_between + sent.between * cluster.ranks / cluster.between_bytes_per_second,
+        inside=latency_inside + inside,
+        between=latency_between + between,
         lookahead=lookahead,
         busy_share=machine.busy_share,
     )
@@ -295,41 +295,23 @@ def step_time(
 def exchange_bytes(cluster: Cluster, work: StepWork, exchange: ExchangeModel) -> ExchangeBytes:
     """Return the bytes that a rank exchanges in one step. The module docstring has the formulas."""
     hosts, ranks, all_ranks = cluster.hosts, cluster.ranks, cluster.all_ranks
-    ids = work.batch * work.lookups * _ID_BYTES
-    rows = 2.0 * work.batch * sent_rows(work, exchange) * Wire(exchange.wire, 0, 0).row_bytes(work.width)
+    sent_rows = work.flat_rows or work.features if exchange.kind == "flat" else work.features
+    rows = 2.0 * work.batch * sent_rows * Wire(exchange.wire, 0, 0).row_bytes(work.width)
     away = (hosts - 1) / hosts
-    # Ids are always sent to their owners among all ranks, however rows are exchanged.
-    inside, between = ids * (ranks - 1) / all_ranks, ids * away
     if exchange.kind == "flat":
-        peers = (all_ranks - 1,) * 3  # ids, rows, gradients
+        peers = (all_ranks - 1,) * 3  # rows, losses, gradients
         return ExchangeBytes(
-            inside=inside + rows * (ranks - 1) / all_ranks,
-            between=between + rows * away,
+            inside=rows * (ranks - 1) / all_ranks,
+            between=rows * away,
             inside_peers=() if hosts > 1 else peers,
             between_peers=peers if hosts > 1 else (),
         )
     return ExchangeBytes(
-        inside=inside + rows * (ranks - 1) / ranks,
-        between=between + rows * away / exchange.compression,
+        inside=rows * (ranks - 1) / ranks,
+        between=rows * away / exchange.compression,
         inside_peers=(ranks - 1,) * (2 if hosts > 1 else 3),
         between_peers=(all_ranks - 1, hosts - 1, hosts - 1) if hosts > 1 else (),
     )
-
-
-def sent_rows(work: StepWork, exchange: ExchangeModel) -> float:
-    """Return the number of rows per sample that owners send, before any compression."""
-    return work.flat_rows or work.features if exchange.kind == "flat" else work.features
-
-
-def packed_bytes(work: StepWork, exchange: ExchangeModel) -> float:
-    """Return the float32 bytes that a rank packs per step: rows and gradients, and with SPTT also tower outputs."""
-    passes = 1.0 if exchange.kind == "flat" else 1.0 + 1.0 / exchange.compression
-    return 2.0 * work.batch * sent_rows(work, exchange) * work.width * 4 * passes
-
-
-def trained_parameters(cluster: Cluster, work: StepWork) -> float:
-    """Return the number of dense parameters that a rank updates, in the network and in the tower of its host."""
-    return work.parameters + work.tower_parameters / cluster.hosts
 
 
 def reduction_seconds(cluster: Cluster, work: StepWork) -> float:

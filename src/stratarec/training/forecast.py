@@ -20,7 +20,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import count, cycle, islice
 from typing import Any, Literal
 
 import torch
@@ -29,10 +29,12 @@ from torch import nn
 from stratarec.batch.batch import Batch
 from stratarec.config.units import format_bytes, format_milliseconds
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.loading.loader import Loader
+from stratarec.data.loading.loader import BatchShare, Loader
 from stratarec.distributed.config import WireKind
-from stratarec.distributed.measure import Collective
+from stratarec.distributed.measure import Collective, emulated_mesh
+from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import rows_sent
+from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.errors import ConfigError
 from stratarec.hot.config import HotConfig
 from stratarec.kernels.runtime.accelerator import open_device
@@ -42,15 +44,14 @@ from stratarec.models import ModelConfig, build_network
 from stratarec.models.base import autocast, build_tables
 from stratarec.models.tower_config import TowersConfig, tied
 from stratarec.planning.candidates import cold_popularity, describe_tables
+from stratarec.planning.config import MemoryConfig
 from stratarec.planning.host_count import HostCount, fewest_hosts
 from stratarec.planning.machine import (
     CARDS,
     Cluster,
     DeviceRates,
-    DramTier,
     Machine,
     NetworkRates,
-    Tiers,
     card_rates,
     cold_seconds,
     measure_tiers,
@@ -59,8 +60,10 @@ from stratarec.planning.placement import make_hot_plan
 from stratarec.planning.plan import Plan
 from stratarec.planning.step_model import ExchangeModel, StepTime, StepWork, TableSeconds, step_time
 from stratarec.recipe import Recipe
-from stratarec.training.build import table_loads
+from stratarec.training.build import new_model, sharding_plan, table_loads
+from stratarec.training.distributed import GradientReducer, RankStages
 from stratarec.training.gpu_memory import rows_memory
+from stratarec.training.resolve import in_numbers
 from stratarec.training.steps.step import loader_config
 from stratarec.training.torch_setup import build_optimizer, measured_rates, torch_settings
 
@@ -69,6 +72,8 @@ RATIOS = (2.0, 4.0, 8.0, 16.0)
 ASSUMED = Collective(alpha=5e-5, alpha_peer=5e-6)
 """Latency of TCP between processes, assumed if there are no ranks with which to measure it."""
 _ROUNDS, _SECONDS = 5, 1.0
+MEASURED_SHARE = 0.5
+"""Share of this machine's memory that the tables of a rank may take while a step is measured for a prediction."""
 
 
 def step_work(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None = None, ranks: int = 1) -> StepWork:
@@ -324,38 +329,109 @@ class Prediction:
         }  # fmt: skip
 
 
-def predict_exchanges(recipe: Recipe, dataset: Dataset, machine: Machine) -> list[Prediction]:
-    """Predict a step with every way to exchange rows on the machine's cluster.
+def rank_stages(recipe: Recipe, dataset: Dataset, mesh: Mesh) -> RankStages:
+    """Build the parts of one rank of a run whose tables are all in DRAM."""
+    config, model = recipe.train, new_model(recipe, dataset, None, "", mesh)
+    share = BatchShare(rank=mesh.place, ranks=mesh.ranks)
+    return RankStages(
+        mesh, model, build_optimizer(config.dense, model.network), config,
+        Loader(dataset, "train", loader_config(config, None), share),
+        exchange=model if isinstance(model, DisaggregatedModel) else None,
+        reduction=GradientReducer(mesh, model.network, recipe.distributed.dense_wire),
+    )  # fmt: skip
+
+
+def rank_seconds(recipe: Recipe, dataset: Dataset, cluster: Cluster) -> float:
+    """Return the seconds that the slowest rank of a cluster computes in a step, without waiting for others.
+
+    The rank trains its share of real batches with its part of the tables here, alone; `EchoChannel` takes the place of
+    its peers.
+
+    Raises
+    ------
+    ConfigError
+        If the rank's part of the tables does not fit in `MEASURED_SHARE` of this machine's memory.
+    """
+    recipe = in_numbers(recipe, dataset)
+    by_towers = recipe.distributed.by_towers(recipe.towers, cluster.hosts, modules=recipe.modules)
+    tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
+    sharding = sharding_plan(recipe, dataset, tables, None, cluster.all_ranks, by_towers=by_towers)
+    rank, most = sharding.critical, int(measure_tiers(MemoryConfig()).dram.bytes * MEASURED_SHARE)
+    if sharding.bytes[rank] > most:
+        raise ConfigError(
+            f"--hosts {cluster.hosts}x{cluster.ranks} gives a rank {format_bytes(sharding.bytes[rank])} of tables, and "
+            f"this machine measures at most {format_bytes(most)}: name more hosts, or use a machine with more memory"
+        )
+    stages = rank_stages(
+        recipe, dataset, emulated_mesh(rank, cluster.hosts, cluster.ranks, by_towers=by_towers)
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]), closing(stages.model.embeddings):
+        batches = list(islice(stages.read(0, 0), _ROUNDS))
+        items = ((batch, stages.request(batch)) for batch in cycle(batches))
+        with stages.prepare(items, depth=0, barrier=lambda _: False) as prepared:
+            steps = count()
+
+            def step() -> None:
+                item, handle = next(prepared)
+                stages.train(next(steps), *item, handle)
+
+            step()
+            return cold_seconds(step, 2 * _ROUNDS)
+
+
+def predict_step(recipe: Recipe, dataset: Dataset, cluster: Cluster, seconds: float) -> Prediction:
+    """Predict a step of a recipe on a cluster by the exchange and the wire that it names.
+
+    Parameters
+    ----------
+    seconds : float
+        Seconds that the slowest rank computes, from `rank_seconds`.
+    """
+    config, towers = recipe.distributed, recipe.model.towers
+    work = step_work(recipe, dataset, towers, cluster.all_ranks)
+    work = replace(work, gradient_bytes=2 if config.dense_wire == "bf16" else 4)
+    by_towers = config.by_towers(recipe.towers, cluster.hosts, modules=recipe.modules)
+    if not by_towers:  # every rank has all towers
+        work = replace(work, parameters=work.parameters + work.tower_parameters, tower_parameters=0)
+    compression = towers.compression if towers is not None and by_towers else 1.0
+    exchange = ExchangeModel(kind="sptt" if by_towers else "flat", wire=config.wire, compression=compression)
+    machine = Machine(
+        tiers=measure_tiers(MemoryConfig()), network=NetworkRates(fixed_seconds=seconds), cluster=cluster
+    )  # fmt: skip
+    step = step_time(replace(work, flops=0.0, tower_flops=0.0), machine, tables=TableSeconds(), exchange=exchange)
+    return Prediction(exchange=exchange, towers=cluster.hosts if compression > 1 else 0, step=step)
+
+
+def predict_exchanges(recipe: Recipe, dataset: Dataset, cluster: Cluster) -> list[Prediction]:
+    """Predict a step with every way to exchange rows on a cluster.
 
     A batch of `train.batch_size` samples is divided among all ranks.
 
     Raises
     ------
     ConfigError
-        If the batch has fewer samples than there are ranks.
+        If the batch has fewer samples than there are ranks, or if a rank's part of the tables is too large to measure.
     """
-    ranks, hosts = machine.cluster.all_ranks, machine.cluster.hosts
-    if recipe.train.batch_size < ranks:
+    if recipe.train.batch_size < cluster.all_ranks:
         raise ConfigError(
-            f"train.batch_size is {recipe.train.batch_size}, expected at least one sample for each of {ranks} ranks"
+            f"train.batch_size is {recipe.train.batch_size}, expected at least one sample for each of "
+            f"{cluster.all_ranks} ranks"
         )
-    work = step_work(recipe, dataset, None, ranks)
-    kinds: tuple[Literal["flat", "sptt"], ...] = ("flat", "sptt")
-    exchanges = [(work, ExchangeModel(kind=kind, wire=wire)) for kind in kinds for wire in PREDICTED_WIRES]
-    for towers in _host_towers(dataset, hosts):
-        with suppress(ConfigError):  # a tower may have too few columns for this compression
-            work = step_work(recipe, dataset, towers, ranks)
-            ratio = towers.compression
-            exchanges += [
-                (work, ExchangeModel(kind="sptt", wire=option, compression=ratio)) for option in PREDICTED_WIRES
-            ]
-    return [
-        Prediction(
-            exchange=exchange, towers=hosts if exchange.compression > 1 else 0,
-            step=step_time(work, machine, exchange=exchange),
-        )
-        for work, exchange in exchanges
+    ways: list[tuple[Literal["flat", "sptt"], TowersConfig | None]] = [
+        ("flat", None), *(("sptt", towers) for towers in _host_towers(dataset, cluster.hosts))
     ]  # fmt: skip
+    predictions = []
+    for kind, towers in ways:
+        config = replace(recipe.distributed, exchange=kind)
+        changed = replace(recipe, model=replace(recipe.model, towers=towers), distributed=config)
+        with suppress(*([ConfigError] if towers is not None and not towers.plain else [])):
+            # A tower may have too few columns for this compression.
+            seconds = rank_seconds(changed, dataset, cluster)
+            predictions += [
+                predict_step(replace(changed, distributed=replace(config, wire=wire)), dataset, cluster, seconds)
+                for wire in PREDICTED_WIRES
+            ]
+    return predictions
 
 
 def _host_towers(dataset: Dataset, hosts: int) -> Iterator[TowersConfig]:
@@ -367,7 +443,7 @@ def _host_towers(dataset: Dataset, hosts: int) -> Iterator[TowersConfig]:
     if hosts < 2 or len(items) < hosts:
         return
     plan = tuple(tuple(name for item in items[host::hosts] for name in item) for host in range(hosts))
-    for ratio in RATIOS:
+    for ratio in (1.0, *RATIOS):
         yield TowersConfig(plan=plan, compression=ratio)
 
 
@@ -394,31 +470,26 @@ def verdict(predictions: Sequence[Prediction]) -> str:
     return f"towers would not pay: with the best, a step takes {1 / ratio:.2f} times that of {flat.exchange.kind}"
 
 
-def assumptions(recipe: Recipe, dataset: Dataset, machine: Machine, *, measured: bool) -> list[str]:
+def assumptions(recipe: Recipe, dataset: Dataset, cluster: Cluster, *, measured: bool) -> list[str]:
     """Return the assumptions behind `predict_exchanges`, one line each."""
-    cluster, network, apart = machine.cluster, machine.network, len(tied(dataset.schema))
-    batch, latency = max(recipe.train.batch_size // cluster.all_ranks, 1), cluster.between
+    apart, latency = len(tied(dataset.schema)), cluster.between
+    batch = max(recipe.train.batch_size // cluster.all_ranks, 1)
     origin = "measured here" if measured else "not measured: for that, start `plan` by torchrun with 3 ranks or more"
     none = [f"no towers: {cluster.hosts} hosts need one each, but only {apart} sets of features can be separated"]
     return [
         *(none if cluster.hosts > apart else ()),
         f"{batch:,} samples for each of {cluster.all_ranks} ranks, of train.batch_size {recipe.train.batch_size:,}",
-        f"every rank is as fast as this process: {network.flops_per_second / 1e9:.3g} GFLOP/s, "
-        f"{machine.tiers.dram.row_bytes_per_second / 1e9:.3g} GB/s of rows, "
-        f"{format_milliseconds(network.fixed_seconds)} fixed time per step",
+        "every rank computes as fast as this process, which trained the part of the slowest rank here, without tiers",
         f"{cluster.inside_bytes_per_second / 1e9:.3g} GB/s per rank inside a host; "
         f"{cluster.between_bytes_per_second / 1e9:.3g} GB/s per host between hosts",
         f"{latency.alpha * 1e6:.3g} us per collective, {latency.alpha_peer * 1e6:.3g} us per peer ({origin})",
-        "float32 gradients; even loads; no parts of a step overlap; no tiers",
+        "even traffic; ids are exchanged during the step before",
         "what towers cost in quality is not predicted: train both",
     ]
 
 
-def cluster_machine(
-    recipe: Recipe, dataset: Dataset, hosts: int, ranks: int, *, between: float, inside: float | None,
-    latency: Collective,
-) -> Machine:  # fmt: skip
-    """Return the rates of this machine as one rank of a cluster.
+def cluster_of(hosts: int, ranks: int, *, between: float, inside: float | None, latency: Collective) -> Cluster:
+    """Return a cluster.
 
     Parameters
     ----------
@@ -427,15 +498,11 @@ def cluster_machine(
         `inside` is computed from the bandwidth of DRAM: the ranks of a host exchange through shared memory, where all
         bytes are written, copied and read.
     """
-    machine = measure_machine(recipe, dataset)
-    dram = machine.tiers.dram
-    cluster = Cluster(
+    dram = measure_tiers(MemoryConfig()).dram
+    return Cluster(
         hosts=hosts, ranks=ranks, inside=latency, between=latency, between_bytes_per_second=between,
         inside_bytes_per_second=inside or dram.sequential_bytes_per_second / (4 * ranks),
     )  # fmt: skip
-    # Every lookup is assumed to read its own row from memory; caches and the engine's own costs are left out.
-    tiers = Tiers(dram=DramTier(row_bytes_per_second=dram.row_bytes_per_second))
-    return replace(machine, tiers=tiers, cluster=cluster)
 
 
 def count_hosts(

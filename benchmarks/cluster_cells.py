@@ -1,0 +1,197 @@
+"""Steps of forty cells of a cluster: what replayed ranks take, what the planner predicts, and what `auto` chooses.
+
+A cell is a log (rows of tables, sessions that repeat), a model (width, layers, compression of its towers), a batch a
+rank, hosts, ranks of each, and links. Its step by the flat exchange and by SPTT is that of `benchmarks.replay`. First
+the replay itself is compared with two processes on two cores, connected by gloo on this machine.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.exchange import told_by_ranks, torchrun
+from benchmarks.replay import play, record
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
+from stratarec.distributed.measure import Collective
+from stratarec.planning.machine import Cluster
+from stratarec.recipe import Recipe
+from stratarec.training.forecast import predict_step, rank_seconds
+from stratarec.training.torch_setup import torch_settings
+
+STEPS = 5
+NEAR = 0.15
+LOGS = {"small": (2_000, 1.0), "middle": (40_000, 1.0), "large": (200_000, 1.0), "sessions": (40_000, 8.0)}
+"""Most rows of a table, and samples of a session on average."""
+_FEATURES = 26
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A model on a log, by so many ranks."""
+
+    log: str
+    width: int
+    layers: tuple[int, ...]
+    batch: int
+    """Of a rank."""
+    hosts: int
+    local: int
+    """Ranks of a host."""
+    compression: float = 1.0
+    """Of the towers, of which each host has one; 1 for towers without modules."""
+
+    def recipe(self, root: Path, exchange: str) -> Recipe:
+        """Return its recipe."""
+        names = [f"C{place + 1}" for place in range(_FEATURES)]
+        rows, session = LOGS[self.log]
+        source = {"kind": "synthetic", "samples": 120_000, "scale": 1.0, "max_rows": rows, "session_length": session,
+                  "seed": 7}  # fmt: skip
+        return Recipe.from_dict({
+            "name": "cell",
+            "data": {
+                "path": str(root / self.log), "source": source, "split": {"by": "fraction", "valid": 0.0, "test": 0.0},
+                "vocabulary": {"min_count": 1, "tail_buckets": 16}, "groups": "none",
+            },
+            "model": {
+                "kind": "dlrm", "embedding_dim": self.width, "bottom_mlp": list(self.layers),
+                "top_mlp": list(self.layers),
+                "towers": {"plan": [names[host :: self.hosts] for host in range(self.hosts)],
+                           "compression": self.compression},
+            },
+            "distributed": {"exchange": exchange, "hosts": self.hosts},
+            "train": {
+                "run": str(root / "run"), "batch_size": self.batch * self.hosts * self.local, "epochs": 1,
+                "dense": {"kind": "adam", "learning_rate": 0.001}, "average": {"decay": 0},
+                "early_stopping": {"patience": 0}, "calibration": "none",
+            },
+        })  # fmt: skip
+
+
+CELLS = (
+    Cell(log="small", width=16, layers=(64,), batch=512, hosts=2, local=1),
+    Cell(log="large", width=64, layers=(256, 128), batch=1024, hosts=2, local=2, compression=4),
+    Cell(log="large", width=128, layers=(64,), batch=1024, hosts=2, local=2, compression=2),
+    Cell(log="middle", width=32, layers=(512, 256), batch=2048, hosts=2, local=2),
+    Cell(log="sessions", width=32, layers=(128,), batch=1024, hosts=2, local=2, compression=4),
+    Cell(log="middle", width=64, layers=(64,), batch=512, hosts=4, local=1, compression=8),
+    Cell(log="large", width=32, layers=(128, 64), batch=512, hosts=4, local=2, compression=4),
+    Cell(log="middle", width=16, layers=(256,), batch=1024, hosts=2, local=4, compression=2),
+    Cell(log="large", width=128, layers=(128, 64), batch=256, hosts=2, local=2),
+    Cell(log="small", width=64, layers=(128,), batch=2048, hosts=3, local=1, compression=4),
+)
+LINKS = {
+    "100 Mbit/s": (100e6, 2e-4), "1 Gbit/s": (1e9, 1e-4), "10 Gbit/s": (10e9, 5e-5), "100 Gbit/s": (100e9, 2e-5),
+}  # fmt: skip
+"""Bits a second between hosts, and the latency of a collective between hosts; a tenth of it for each peer."""
+
+
+def cluster(cell: Cell, link: str) -> Cluster:
+    """Return the hosts and links of a cell."""
+    bits, alpha = LINKS[link]
+    return Cluster(
+        hosts=cell.hosts, ranks=cell.local, inside_bytes_per_second=4e9, between_bytes_per_second=bits / 8,
+        inside=Collective(alpha=3e-5, alpha_peer=3e-6), between=Collective(alpha=alpha, alpha_peer=alpha / 10),
+    )  # fmt: skip
+
+
+def data_of(cell: Cell, root: Path) -> Dataset:
+    """Return the log of a cell; it is prepared when it is first asked for."""
+    config = cell.recipe(root, "flat").data
+    if not Path(config.path).exists():
+        prepare(config)
+    return Dataset.open(config.path)
+
+
+def compared(root: Path, cells: tuple[Cell, ...]) -> Iterator[dict[str, Any]]:
+    """Yield a line for each cell, link and exchange: the replayed step and the predicted one."""
+    for cell in cells:
+        dataset = data_of(cell, root)
+        auto = cell.recipe(root, "auto")
+        by_towers = auto.distributed.by_towers(auto.towers, cell.hosts, modules=auto.modules)
+        schedules, seconds, began = {}, {}, time.perf_counter()
+        for exchange in ("flat", "sptt"):
+            recipe = cell.recipe(root, exchange)
+            schedules[exchange] = record(recipe, dataset, cell.hosts, cell.local, STEPS).schedule
+            seconds[exchange] = rank_seconds(recipe, dataset, cluster(cell, "1 Gbit/s"))
+        print(asdict(cell), f"{time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+        for link in LINKS:
+            for exchange, schedule in schedules.items():
+                where = cluster(cell, link)
+                step = predict_step(cell.recipe(root, exchange), dataset, where, seconds[exchange]).step
+                replayed = play(schedule, where)
+                yield {
+                    **asdict(cell), "link": link, "exchange": exchange,
+                    "auto": exchange == ("sptt" if by_towers else "flat"), "replayed_ms": 1e3 * replayed,
+                    "predicted_ms": 1e3 * step.total, "error": step.total / replayed - 1,
+                    "rank_ms": [1e3 * sum(piece.seconds for piece in pieces) for pieces in schedule],
+                    "predicted_rank_ms": 1e3 * seconds[exchange],
+                }  # fmt: skip
+
+
+VALIDATED = tuple(replace(cell, hosts=2, local=1) for cell in (CELLS[0], CELLS[1], CELLS[3], CELLS[4]))
+"""Cells that two processes train on two cores."""
+REAL_STEPS = 30
+
+
+def validated(root: Path, cells: tuple[Cell, ...]) -> list[dict[str, Any]]:
+    """Compare replayed steps of two ranks with those of two processes that gloo connects on this machine."""
+    for cell in cells:
+        data_of(cell, root)
+    recipes = [cell.recipe(root, exchange) for cell in cells for exchange in ("flat", "sptt")]
+    settings = {"recipes": [recipe.to_dict() for recipe in recipes], "steps": REAL_STEPS}
+    measured = told_by_ranks("replay_ranks", settings, lambda arguments: torchrun(2, arguments))
+    links = Collective(alpha=measured["alpha"], alpha_peer=0.0)
+    where = Cluster(hosts=2, between=links, between_bytes_per_second=measured["bytes_per_second"])
+    rows = []
+    for recipe, real in zip(recipes, measured["runs"], strict=True):
+        recording = record(recipe, Dataset.open(recipe.data.path), 2, 1, STEPS)
+        seconds = play(recording.schedule, where)
+        if recording.losses != real["losses"][: len(recording.losses)]:
+            raise AssertionError(f"replayed losses {recording.losses}, measured ones {real['losses']}")
+        rows.append({
+            "width": recipe.model.vector_width, "batch": recipe.train.batch_size,
+            "exchange": recipe.distributed.exchange, "measured_ms": 1e3 * real["seconds"],
+            "replayed_ms": 1e3 * seconds, "error": seconds / real["seconds"] - 1,
+            "rank_ms": [1e3 * sum(piece.seconds for piece in pieces) for pieces in recording.schedule],
+        })  # fmt: skip
+    return rows
+
+
+def speed_errors(rows: list[dict[str, Any]]) -> list[float]:
+    """Return, for each cell, the predicted speed of SPTT over the flat exchange, divided by the replayed one."""
+    return [
+        flat["predicted_ms"] / sptt["predicted_ms"] * sptt["replayed_ms"] / flat["replayed_ms"]
+        for flat, sptt in zip(rows[::2], rows[1::2], strict=True)
+    ]
+
+
+def measured(quick: bool) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return metrics and samples of all cells; `quick` has eight cells."""
+    with tempfile.TemporaryDirectory() as folder, torch_settings(threads=1):
+        real = validated(Path(folder), VALIDATED[:1] if quick else VALIDATED)
+        rows = list(compared(Path(folder), CELLS[:2] if quick else CELLS))
+    pairs = list(zip(rows[::2], rows[1::2], strict=True))
+    losses = [
+        min(row["replayed_ms"] for row in pair if row["auto"]) / min(row["replayed_ms"] for row in pair) - 1
+        for pair in pairs
+    ]
+    alike = [
+        min(pair, key=lambda row: row["replayed_ms"]) is min(pair, key=lambda row: row["predicted_ms"])
+        for pair in pairs
+    ]  # fmt: skip
+    errors, missed = ([abs(row["error"]) for row in some] for some in (rows, real))
+    return {
+        "auto_right_share": sum(not loss for loss in losses) / len(pairs), "auto_loss_max": max(losses),
+        "predicted_choice_right_share": sum(alike) / len(pairs),
+        "within_15_percent_share": sum(error <= NEAR for error in errors) / len(errors),
+        "predicted_error_median": median(errors), "predicted_error_max": max(errors),
+        "replay_error_median": median(missed), "replay_error_max": max(missed),
+    }, {"cells": rows, "validated": real}  # fmt: skip

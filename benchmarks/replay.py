@@ -1,0 +1,383 @@
+"""Steps of a cluster that is not here: every rank computes alone, and its schedule is played over links of any rate.
+
+Ranks of a test that share processors slow each other down, which ranks of a cluster do not. So the ranks of a run are
+threads of one process that take turns (`record`): a rank computes with its real tables, its real share of each batch
+and the code of `stratarec train` until it reaches a collective, and then another rank computes. The collectives deliver
+what the other ranks sent, so losses and rows have the bits of a run by as many processes. Each turn is timed, and the
+bytes that a rank sends to each other rank are noted.
+
+`play` then computes when each rank would reach and leave each collective, if it had a core of its own: a collective
+takes a latency, and bytes pass when both ends have arrived, at the fair share of the links that they use (a link out of
+each host and one into it, which its ranks share, and the same for each rank inside its host). With lookahead, a rank's
+second thread exchanges the ids of the next batch meanwhile, on the same core.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
+from statistics import median
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.distributed.collectives import Channel, never
+from stratarec.distributed.measure import emulated_mesh
+from stratarec.distributed.mesh import Mesh
+from stratarec.errors import TrainingError
+from stratarec.kernels.runtime.threads import limit_threads
+from stratarec.planning.machine import Cluster
+from stratarec.recipe import Recipe
+from stratarec.training.distributed import RankStages
+from stratarec.training.forecast import rank_stages
+
+WARM = 2
+"""Steps that compile kernels and create optimizer state before the recorded ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A rank's computing up to a collective, or up to the end of a part of the step."""
+
+    seconds: float
+    ahead: bool
+    """Whether the thread that prepares batches does it."""
+    channel: int = -1
+    """Number of the collective's channel; -1 at the end of a part."""
+    members: tuple[int, ...] = ()
+    """Ranks of the channel."""
+    sent: tuple[float, ...] = ()
+    """Bytes for each member."""
+
+
+Step = list[Piece]
+_FILES = 2  # the third channel of a mesh
+
+
+class Turns:
+    """Ranks of one process, of which one computes at a time."""
+
+    def __init__(self, ranks: int) -> None:
+        self._turn, self._changed = threading.Lock(), threading.Condition()
+        self._parts: dict[tuple[int, tuple[int, ...], int], dict[int, Sequence[Tensor]]] = defaultdict(dict)
+        self._calls: dict[tuple[int, tuple[int, ...], int], int] = defaultdict(int)
+        self._began, self.ahead = [0.0] * ranks, [False] * ranks
+        self._failure: BaseException | None = None
+        self.pieces: list[list[Piece]] = [[] for _ in range(ranks)]
+
+    def run(self, rank: int, work: Callable[[], Any]) -> Any:
+        """Do a rank's work, in turns with the others."""
+        torch.set_num_threads(1)
+        limit_threads(1)
+        with self._turn:
+            self._began[rank] = time.thread_time()
+            try:
+                return work()
+            except BaseException as error:
+                with self._changed:
+                    self._failure = self._failure or error
+                    self._changed.notify_all()
+                raise
+
+    def part(self, rank: int, *, ahead: bool) -> None:
+        """End a part of the step and begin the next one."""
+        now = time.thread_time()
+        self.pieces[rank].append(Piece(seconds=now - self._began[rank], ahead=self.ahead[rank]))
+        self.ahead[rank], self._began[rank] = ahead, time.thread_time()
+
+    def exchange(self, rank: int, channel: int, members: tuple[int, ...], parts: Sequence[Tensor]) -> list[Tensor]:
+        """Give the turn to others until all members are here; return what they sent to this rank."""
+        seconds = time.thread_time() - self._began[rank]
+        sent = tuple(float(part.nbytes) if member != rank else 0.0 for member, part in zip(members, parts, strict=True))
+        self.pieces[rank].append(
+            Piece(seconds=seconds, ahead=self.ahead[rank], channel=channel, members=members, sent=sent)
+        )
+        key = channel, members, self._calls[channel, members, rank]
+        self._calls[channel, members, rank] += 1
+        # Copied, because the rank may overwrite its message before the others read it.
+        copies = [part.clone() for part in parts]
+        with self._changed:
+            self._parts[key][rank] = copies
+            self._changed.notify_all()
+        self._turn.release()
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._parts[key]) == len(members) or self._failure)
+        self._turn.acquire()
+        if self._failure is not None:
+            raise TrainingError("another rank failed") from self._failure
+        place = members.index(rank)
+        received = [self._parts[key][member][place] for member in members]
+        self._calls[(*key[:2], -1 - key[2])] += 1
+        if self._calls[(*key[:2], -1 - key[2])] == len(members):
+            del self._parts[key]
+        self._began[rank] = time.thread_time()
+        return received
+
+
+class TurnChannel(Channel):
+    """Channel of a rank that computes in turns with the others."""
+
+    def __init__(self, turns: Turns, number: int, place: int, members: Sequence[int]) -> None:
+        super().__init__(place, len(members), cast(Any, turns) if len(members) > 1 else None)
+        self._turns, self._number, self._members = turns, number, tuple(members)
+
+    def exchange(
+        self, message: Tensor, sent_sizes: Sequence[int], sizes: Sequence[int], stopped: Callable[[], bool] = never
+    ) -> Tensor:  # fmt: skip
+        if self.ranks == 1:
+            return message
+        parts = message.split(list(sent_sizes))  # type: ignore[no-untyped-call]
+        received = torch.cat(self._turns.exchange(self._members[self.rank], self._number, self._members, parts))
+        assert received.numel() == sum(sizes)
+        return received
+
+
+def mesh_of(turns: Turns, rank: int, hosts: int, local: int, *, by_towers: bool) -> Mesh:
+    """Return the mesh of one of the ranks that take turns; its channels are numbered, in the same order on all."""
+    numbers = count()
+    return emulated_mesh(
+        rank, hosts, local, by_towers=by_towers,
+        channel=lambda place, members: TurnChannel(turns, next(numbers), place, members),
+    )  # fmt: skip
+
+
+def train(stages: RankStages, steps: int, between: Callable[[bool], None], depth: int = 0) -> tuple[list[float], float]:
+    """Train some steps of a run on batches that are in memory; return the loss of each, and the seconds of a step.
+
+    `between` is called between the parts of a step, with whether the next part is to prepare a batch.
+    """
+    files = stages.mesh.files
+    batches = list(islice(stages.read(0, 0), WARM + steps))
+    items = ((batch, stages.request(batch)) for batch in batches)
+    losses, began, ended = [], 0.0, 0.0
+    with stages.prepare(items, depth=depth, barrier=lambda _: False) as ahead:
+        between(True)
+        for number, (item, prepared) in enumerate(ahead):
+            between(False)
+            if number == WARM:
+                files.agree(None)
+                began = time.perf_counter()
+            losses.append(stages.train(number, *item, prepared).loss)
+            between(True)
+        files.agree(None)
+        ended = time.perf_counter()
+    return losses, (ended - began) / steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """What ranks did that took turns."""
+
+    schedule: list[Step]
+    """A step of each rank: median seconds and mean bytes over the recorded steps."""
+    losses: list[float]
+
+
+def record(recipe: Recipe, dataset: Dataset, hosts: int, local: int, steps: int) -> Recording:
+    """Train some steps by `local` ranks of one thread on each of `hosts` hosts, in turns."""
+    ranks = hosts * local
+    by_towers = recipe.distributed.by_towers(recipe.towers, hosts, modules=recipe.modules)
+    turns = Turns(ranks)
+
+    def work(rank: int) -> list[float]:
+        stages = rank_stages(recipe, dataset, mesh_of(turns, rank, hosts, local, by_towers=by_towers))
+        with closing(stages.model.embeddings):
+            return train(stages, steps, lambda ahead: turns.part(rank, ahead=ahead))[0]
+
+    with ThreadPoolExecutor(ranks) as pool:
+        losses, *_ = pool.map(lambda rank: turns.run(rank, partial(work, rank)), range(ranks))
+    return Recording(schedule=[typical(pieces, steps) for pieces in turns.pieces], losses=losses)
+
+
+def typical(pieces: Sequence[Piece], steps: int) -> Step:
+    """Return the median step of a rank: of its pieces, those of `steps` steps after the first ones."""
+    each: list[Step] = [[]]
+    before = False
+    for piece in pieces:
+        # A step begins with the part that prepares its batch.
+        if piece.ahead and not before:
+            each.append([])
+        before = piece.ahead
+        if piece.channel != _FILES:  # only this module uses that channel between steps
+            each[-1].append(piece)
+    return [
+        Piece(
+            seconds=median(piece.seconds for piece in same), ahead=same[0].ahead, channel=same[0].channel,
+            members=same[0].members,
+            sent=tuple(sum(sizes) / len(same) for sizes in zip(*(piece.sent for piece in same), strict=True)),
+        )
+        for same in zip(*each[1 + WARM : 1 + WARM + steps], strict=True)
+    ]  # fmt: skip
+
+
+Link = tuple[str, int]
+
+
+@dataclass(eq=False)
+class _Job:
+    """Work that takes time on links, or on a core, which it shares with other jobs."""
+
+    amount: float
+    links: tuple[Link, ...]
+    then: Callable[[], None]
+    rate: float = math.inf
+
+
+class _Fluid:
+    """Jobs that run at the same time, each at a max-min fair rate."""
+
+    def __init__(self, capacity: Callable[[Link], float]) -> None:
+        self._capacity, self._jobs = capacity, list[_Job]()
+        self.now = 0.0
+
+    def start(self, amount: float, links: tuple[Link, ...], then: Callable[[], None]) -> None:
+        self._jobs.append(_Job(amount, links, then))
+
+    def run(self) -> None:
+        """Run until no job is left; jobs start others when they end."""
+        while self._jobs:
+            self._set_rates()
+            seconds = min(job.amount / job.rate for job in self._jobs)
+            self.now += seconds
+            ended = [job for job in self._jobs if job.amount / job.rate <= seconds * (1 + 1e-9)]
+            self._jobs = [job for job in self._jobs if job not in ended]
+            for job in self._jobs:
+                job.amount -= job.rate * seconds
+            for job in ended:
+                job.then()
+
+    def _set_rates(self) -> None:
+        """Fix the rates of the jobs on the link with the least for each, then those on the next one."""
+        users: dict[Link, list[_Job]] = defaultdict(list)
+        for job in self._jobs:
+            job.rate = math.inf if job.links else 1.0  # a job without links is a time
+            for link in job.links:
+                users[link].append(job)
+        left = {link: self._capacity(link) for link in users}
+        while users:
+            tightest = min(users, key=lambda link: left[link] / len(users[link]))
+            rate = left[tightest] / len(users[tightest])
+            if math.isinf(rate):
+                return
+            for job in list(users[tightest]):
+                job.rate = rate
+                for link in job.links:
+                    left[link] = max(left[link] - rate, 1e-12)
+                    users[link].remove(job)
+                    if not users[link]:
+                        del users[link]
+
+
+class _Player:
+    """Threads of ranks that compute, meet in collectives and send bytes."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self.fluid = cluster, _Fluid(self._capacity)
+        self._arrived: dict[Any, list[tuple[Piece, int, Callable[[], None]]]] = defaultdict(list)
+        self._calls: dict[Any, int] = defaultdict(int)
+        self._blocked: list[Callable[[], None]] = []
+        self.ended: dict[tuple[int, bool], list[float]] = defaultdict(list)
+        """When each thread ended its steps, by rank and whether it prepares."""
+        self.begun: dict[tuple[int, bool], int] = defaultdict(lambda: -1)
+        """The step that each thread is at."""
+
+    def _capacity(self, link: Link) -> float:
+        kind, cluster = link[0], self._cluster
+        if kind == "core":
+            return 1.0
+        return cluster.between_bytes_per_second if kind.startswith("host") else cluster.inside_bytes_per_second
+
+    def start(self, rank: int, pieces: Step, ready: Callable[[int], bool], steps: int, *, ahead: bool) -> None:
+        """Start a thread, which begins step n once ``ready(n)``."""
+        thread = self._thread(rank, pieces, ready, steps, ahead, lambda: next(thread, None))
+        next(thread, None)
+
+    def _thread(
+        self, rank: int, pieces: Step, ready: Callable[[int], bool], steps: int, ahead: bool,
+        resume: Callable[[], None],
+    ) -> Iterator[None]:  # fmt: skip
+        for step in range(steps):
+            while not ready(step):
+                self._blocked.append(resume)
+                yield
+            self.begun[rank, ahead] = step
+            self._wake()
+            for piece in pieces:
+                self.fluid.start(piece.seconds, (("core", rank),), resume)
+                yield
+                if piece.channel >= 0:
+                    self._arrive(rank, piece, resume)
+                    yield
+            self.ended[rank, ahead].append(self.fluid.now)
+            self._wake()
+
+    def _wake(self) -> None:
+        blocked, self._blocked = self._blocked, []
+        for resume in blocked:
+            # As a job, because a thread cannot be resumed from inside itself.
+            self.fluid.start(0.0, (), resume)
+
+    def _arrive(self, rank: int, piece: Piece, resume: Callable[[], None]) -> None:
+        """Begin the transfers to and from the members that are here; resume when all have ended."""
+        key = piece.channel, piece.members, self._calls[piece.channel, piece.members, rank]
+        self._calls[piece.channel, piece.members, rank] += 1
+        peers = len(piece.members) - 1
+        hosts = {member // self._cluster.ranks for member in piece.members}
+        links = self._cluster.between if len(hosts) > 1 else self._cluster.inside
+        left = [2 * peers]
+
+        def transferred() -> None:
+            left[0] -= 1
+            if not left[0]:
+                self.fluid.start(links.latency(peers), (), resume)
+
+        here = self._arrived[key]
+        for other, member, done in here:
+            for sender, receiver, sent in (
+                (rank, member, piece.sent[piece.members.index(member)]),
+                (member, rank, other.sent[other.members.index(rank)]),
+            ):
+                self.fluid.start(sent, self._path(sender, receiver), lambda done=done: (done(), transferred()))
+        here.append((piece, rank, transferred))
+
+    def _path(self, sender: int, receiver: int) -> tuple[Link, ...]:
+        here, there = sender // self._cluster.ranks, receiver // self._cluster.ranks
+        return (
+            (("rank out", sender), ("rank in", receiver)) if here == there else (("host out", here), ("host in", there))
+        )
+
+
+def play(schedule: Sequence[Step], cluster: Cluster, steps: int = 9) -> float:
+    """Return the seconds of a step of a schedule, once steps are in a steady state.
+
+    Parameters
+    ----------
+    schedule : sequence of Step
+        Step of each rank.
+    cluster : Cluster
+        Links. Every rank has a core of its own.
+    """
+    player = _Player(cluster)
+    for rank, pieces in enumerate(schedule):
+        for ahead in (True, False):
+            part = [piece for piece in pieces if piece.ahead == ahead]
+            player.start(rank, part, partial(_is_ready, player, rank, ahead), steps, ahead=ahead)
+    player.fluid.run()
+    # The first steps fill the pipeline, and in the last one no batch is prepared.
+    ends = [max(player.ended[rank, False][step] for rank in range(len(schedule))) for step in (2, steps - 2)]
+    return (ends[1] - ends[0]) / (steps - 4)
+
+
+def _is_ready(player: _Player, rank: int, ahead: bool, step: int) -> bool:
+    """Whether a batch may be prepared, as training began with the one before, or trained, as it is prepared."""
+    return player.begun[rank, False] >= step - 1 if ahead else len(player.ended[rank, True]) > step
