@@ -242,11 +242,7 @@ def measured(mesh: Any, settings: dict[str, Any]) -> dict[str, Any]:
     parameters = {b.contender.name: sum(w.numel() for w in b.model.network.parameters()) for b in benches}
     for bench in benches:
         bench.close()
-    return {
-        "rows": figures(found),
-        "parameters": parameters,
-        "contenders": [asdict(each) for each in contenders],
-    }
+    return {"rows": figures(found), "parameters": parameters, "contenders": [asdict(each) for each in contenders]}
 
 
 def main(measure: Callable[[Any, dict[str, Any]], Any], towers: int = 0) -> int:
