@@ -49,8 +49,8 @@ from stratarec.training.trainer import Trainer
 
 _SMALL_TABLE = 4096
 _CGROUPS = (
-    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "rss"),
-    (Path("/sys/fs/cgroup"), "memory.max", "anon"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "rss", "memory.max_usage_in_bytes"),
+    (Path("/sys/fs/cgroup"), "memory.max", "anon", "memory.peak"),
 )
 
 
@@ -82,13 +82,16 @@ class MappedPeer:
         return line
 
     def close(self) -> None:
-        """End the process and remove its cgroup."""
+        """End the process and remove its cgroup, which must have been full: else the page cache was not limited."""
         self._process.communicate()
+        peak = next(int((self._group / name).read_text()) for *_, name in _CGROUPS if (self._group / name).exists())
+        if not 0.95 * self.limit_bytes < peak <= self.limit_bytes:
+            raise AssertionError(f"the process of the mapped tables used {peak} of {self.limit_bytes} bytes")
         self._group.rmdir()
 
 
 def _cgroup() -> Path:
-    for root, limit, _ in _CGROUPS:
+    for root, limit, *_ in _CGROUPS:
         if os.access(root, os.W_OK) and any(root.glob(f"*/{limit}")):
             return root
     raise PeerMissing("no memory cgroup can be made here; run as root on a system with memory cgroups")
@@ -133,7 +136,7 @@ def _mapped(tensor: torch.Tensor, path: Path) -> torch.Tensor:
 
 def limit_memory(group: Path, side: Side, budget: int) -> int:
     """Limit the page cache and the new memory of this process to what some steps allocate, and `budget` more."""
-    limit, used = next((limit, used) for _, limit, used in _CGROUPS if (group / limit).exists())
+    limit, used = next((limit, used) for _, limit, used, _ in _CGROUPS if (group / limit).exists())
     (group / "cgroup.procs").write_text(str(os.getpid()))
     for _ in range(5):
         side.step()
@@ -180,7 +183,8 @@ def use_rocksdb(model: CTRModel, folder: Path) -> dict[str, Any]:
     for number, tables in enumerate(model.embeddings.engine.tables):
         if isinstance(tables, CachedTables) and tables.store.kind == "log":
             log = tables.store
-            dram = location_bytes(log.rows, log.record_bytes) + log.rows // 8 + LOG_BUFFER_BYTES
+            frequent = log._frequent.rows * log.record_bytes  # type: ignore[attr-defined]
+            dram = location_bytes(log.rows, log.record_bytes) + log.rows // 8 + LOG_BUFFER_BYTES + frequent
             home = RocksHome(folder / f"{number}", rows=log.rows, record_bytes=log.record_bytes, dram_bytes=dram)
             log.close()
             tables.store = tables.mover.store = home  # type: ignore[assignment]

@@ -86,7 +86,9 @@ class CollectionMachine(RuleBasedStateMachine):
         draw = data.draw
         tables = {
             name: TableTier(
-                home=draw(st.sampled_from(["dram", "mapped", "log"])), cache_rows=draw(st.sampled_from([64, 96, 400]))
+                home=draw(st.sampled_from(["dram", "mapped", "log"])),
+                cache_rows=draw(st.sampled_from([64, 96, 400])),
+                dram_rows=draw(st.sampled_from([0, 30])),
             )
             for name in draw(st.sampled_from([("item",), ("user", "item")]))
         }

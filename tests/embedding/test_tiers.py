@@ -58,8 +58,11 @@ def batches(steps: int = STEPS, seed: int = 0) -> list[KeyedJagged]:
 
 
 def tiers(share: float, codec: CodecConfig | None = None, home: HomeKind = "dram", **options: object) -> TierConfig:
+    frequent = 0.2 if home == "log" else 0.0
     tables = {
-        name: TableTier(home=home, codec=codec or CodecConfig(), cache_rows=int(size * share))
+        name: TableTier(
+            home=home, codec=codec or CodecConfig(), cache_rows=int(size * share), dram_rows=int(size * frequent)
+        )
         for name, size in ROWS.items()
     }
     return TierConfig(tables=tables, **{"ways": 8, **options})

@@ -37,7 +37,7 @@ def filled(shape: Shape, blocks: int, count: int) -> tuple[np.ndarray, np.ndarra
     locations, changed = np.zeros(2**20, np.uint64), np.zeros(2**17, np.uint8)
     state, live = np.array([0, 0, 0, blocks * shape.per_block]), np.zeros(1, np.int64)
     index, buffer = Index(locations, changed, live), Buffer(state, words, as_bytes(words))
-    done = cpu.append(rows, records.reshape(-1), 0, index, buffer, shape)
+    done = cpu.append(rows, np.arange(count), records.reshape(-1), 0, index, buffer, shape)
     assert (done, live[0]) == (count, count)
     np.testing.assert_array_equal(locations[rows], np.arange(1, count + 1))
     cpu.seal(words, shape, blocks, np.uint64(7), 100)

@@ -92,6 +92,10 @@ def test_a_log_has_locations_in_dram_and_room_for_superseded_records() -> None:
     assert found["dram staging"] == 2 * 4 * 100 + 60 * (100 + 136 / 16) + 1.25 * record * 50
     assert found["block block padding"] == blocks * 4096 - 1000 * record
     assert found["block dead space"] == int(blocks * 4096 * (0.5 + 4 / 64))
+    more = parts(shape(16, "rowwise_adagrad"), 1000, 136, CodecConfig(kind="int8"), home="log", dram_rows=80)
+    assert more["dram record weights"] + more["dram record parameters"] + more["dram record state"] == 80 * record
+    assert more["dram bitmaps"] == 125 + 2 * 10
+    assert more["block record weights"] == found["block record weights"]
 
 
 @given(rows=st.integers(1, 1 << 40), ways=st.integers(1, 256))

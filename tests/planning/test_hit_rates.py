@@ -16,7 +16,7 @@ from stratarec.planning.popularity import CacheDemand, Popularity, expected_miss
 
 def misses(popularity: Popularity, *, lookups: float, slots: float, policy: str = "lru", lookahead: int = 1) -> float:
     demand = CacheDemand(lookups=lookups, slots=slots, policy=policy, lookahead=lookahead)  # type: ignore[arg-type]
-    return expected_misses(popularity, demand)
+    return float(expected_misses(popularity, demand).sum())
 
 
 def exact_distinct(counts: NDArray[np.int64], lookups: float) -> float:
@@ -58,14 +58,15 @@ def batches(exponent: float) -> list[NDArray[np.int64]]:
     return [np.unique(batch) for batch in draws]
 
 
-def simulate_lru(trace: list[NDArray[np.int64]], sets: int, ways: int) -> float:
-    """Misses a batch: rows of a batch are touched together, then each set makes room at its oldest end."""
+def simulate_lru(trace: list[NDArray[np.int64]], sets: int, ways: int, first: int = 0) -> float:
+    """Misses a batch of rows from `first` on: rows of a batch are touched together, then each set makes room at its
+    oldest end."""
     cache: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(sets)]
     misses = 0
     for number, batch in enumerate(trace):
         for row in batch.tolist():
             lines = cache[hash((row, 1)) % sets]
-            misses += number >= WARM and row not in lines
+            misses += number >= WARM and row >= first and row not in lines
             lines[row] = None
             lines.move_to_end(row)
         for lines in cache:
@@ -96,6 +97,14 @@ def test_ches_approximation_meets_a_simulated_lru_within_three_percent(exponent:
     popularity = Popularity.zipf(ROWS, exponent)
     predicted = misses(popularity, lookups=LOOKUPS, slots=slots, policy="lru")
     assert predicted == pytest.approx(simulate_lru(trace, 1, slots), rel=0.03)
+
+
+@pytest.mark.parametrize("first", [500, 4_000, 15_000])
+def test_misses_of_the_last_rows_meet_a_simulated_lru_within_four_percent(first: int) -> None:
+    demand = CacheDemand(lookups=LOOKUPS, slots=1_000, policy="lru", lookahead=1)
+    popularity = Popularity.zipf(ROWS, 0.8)
+    predicted = expected_misses(popularity, demand) @ popularity.from_row(first)
+    assert predicted == pytest.approx(simulate_lru(batches(0.8), 1, 1_000, first), rel=0.04)
 
 
 def test_sets_of_32_ways_miss_a_few_percent_more_than_predicted() -> None:

@@ -174,6 +174,17 @@ def test_a_block_device_takes_what_dram_cannot_hold() -> None:
     assert made.step_seconds == max(made.seconds.compute + made.seconds.staging, made.seconds.device)
 
 
+def test_dram_that_holds_no_whole_table_holds_the_frequent_rows_of_one_in_a_log() -> None:
+    section = {"block": BlockConfig(path="rows"), "precision": "fp32"}
+    less, more = (plan(dram=size * MIB, **section)["large"] for size in (50, 100))
+    assert less.tier == more.tier == "log"
+    assert 0 < less.dram_rows < more.dram_rows < more.rows
+    assert less.seconds.device > more.seconds.device
+    assert more.bytes["dram"]["record weights"] == more.dram_rows * 64
+    made = tier_config(plan(dram=100 * MIB, **section), MemoryConfig(**section), "x")
+    assert made.tables["large"].dram_rows == more.dram_rows
+
+
 def test_mapped_memory_is_preferred_to_a_slower_block_device() -> None:
     section = {"dram": 30 * MIB, "block": BlockConfig(path="rows"), "precision": "fp32"}
     assert kinds(plan(**section, mapped=MappedConfig(path="far")))["large"] == ("mapped", "fp32")

@@ -168,7 +168,7 @@ def build_tables(
             # Built before the store allocates memory or files, because it rejects tables that are too large.
             directory = Directory(members, tiers.tables, policy=tiers.policy, ways=tiers.ways, seed=seed)
             budget = budgets.get(place, 0)
-            store = open_store(key[1], tiers, f"group-{place:02d}", rows[place], codecs[place].record_bytes, budget)
+            store = open_store(key[1], tiers, f"group-{place:02d}", members, codecs[place].record_bytes, budget)
             built.append(CachedTables(members, columns, directory, codecs[place], store, step_clock, health, level0))
     except Exception:
         for group in built:
@@ -214,9 +214,10 @@ def _split_by_store(key: Shared, configs: Configs, optimizer: RowOptimizerConfig
 
 
 def open_store(
-    home: HomeKind, tiers: TierConfig, name: str, rows: int, record_bytes: int, log_budget_bytes: int
+    home: HomeKind, tiers: TierConfig, name: str, configs: Configs, record_bytes: int, log_budget_bytes: int
 ) -> RecordStore:
-    """Open an empty store."""
+    """Open an empty store for the rows of `configs`."""
+    rows = _rows(configs)
     if home == "dram":
         return DramRecords(rows=rows, record_bytes=record_bytes)
     path = tiers.mapped_path if home == "mapped" else tiers.log_path
@@ -224,7 +225,9 @@ def open_store(
     if home == "mapped":
         return MappedRecords(path / name, rows=rows, record_bytes=record_bytes)
     config = LogConfig(budget_bytes=log_budget_bytes)
-    return LogRecords(path / name, rows=rows, record_bytes=record_bytes, config=config)
+    first_row = np.cumsum([0, *(table.num_embeddings for table in configs)]).tolist()
+    frequent = [(first, tiers.tables[table.name].dram_rows) for first, table in zip(first_row, configs, strict=False)]
+    return LogRecords(path / name, rows=rows, record_bytes=record_bytes, config=config, frequent=frequent)
 
 
 _LAST_STAMP, _SHIFT = 2**31 - 2, 2**30

@@ -35,9 +35,11 @@ class TableTier:
     """Slots of level 0 for this table, including the overflow area."""
     hot_rows: int = 0
     """Number of hot rows: the first rows of the table, which have permanent slots in addition to the cache."""
+    dram_rows: int = 0
+    """Number of first rows whose records are in DRAM although the table's home is a ``log``."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, "", cache_rows="[1, inf)", hot_rows="[0, inf)")
+        check_ranges(self, "", cache_rows="[1, inf)", hot_rows="[0, inf)", dram_rows="[0, inf)")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ per batch or per log:
     slot state          level 0        slot         float32 optimizer state of the weights
     tags, stamps        dram           slot         the row in the slot, and its last use; 4 bytes each
     counters            dram           slot         4 bytes, policy ``lfu`` only
-    record weights      of the home    row          encoded weights
+    record weights      of the home    row          encoded weights; those of a log's frequent rows are in dram, too
     record parameters   of the home    row          scale and offset of int8 and int4
     record state        of the home    row          optimizer state in the record
     bitmaps             dram           row          1 bit "written" (not for a log) and 1 bit "changed"
@@ -172,8 +172,12 @@ def cached_bytes(
     counters: bool,
     traffic: BatchDemand,
     level0: Memory = "dram",
+    dram_rows: int = 0,
 ) -> Parts:
-    """Return the bytes of a table with `rows` records at `home` and a cache of `slots` slots in the memory `level0`."""
+    """Return the bytes of a table with `rows` records at `home` and a cache of `slots` slots in the memory `level0`.
+
+    `dram_rows` of the records of a log are also in DRAM.
+    """
     layout = _record(codec, shape)
     record = layout.record_bytes
     buffered = home == "log" or level0 == "hbm"
@@ -181,25 +185,28 @@ def cached_bytes(
         "tags": TAG_BYTES * slots,
         "stamps": STAMP_BYTES * slots,
         "counters": COUNTER_BYTES * slots if counters else 0,
-        "bitmaps": (1 if home == "log" else 2) * -(-rows // 8),
+        "bitmaps": (1 if home == "log" else 2) * -(-rows // 8) + 2 * -(-dram_rows // 8),
         "locations": location_bytes(rows, layout.record_bytes) if home == "log" else 0,
         # Buffers of further logs, if one log would have too many rows for locations of 4 bytes.
         "log buffers": int(2 * rows / MOST_ROWS_OF_A_LOG * LOG_BUFFER_BYTES) if home == "log" else 0,
         "staging": staging_bytes(record if buffered else 0, slots, traffic),
     }
     on_device = {"staging": int(2 * record * traffic.distinct)} if level0 == "hbm" else {}
-    at_home = {
-        "record weights": layout.parameters_at * rows,
-        "record parameters": (layout.row_state_at - layout.parameters_at) * rows,
-        "record state": (record - layout.row_state_at) * rows,
-    }
+    at_home = _record_parts(layout, rows)
     if home == "log":
         blocks = log_bytes(record, rows)
         at_home["block padding"] = blocks - record * rows
         at_home["dead space"] = int(DEAD_SHARE * blocks)
-    return add_parts(
-        [level0_bytes(shape, slots, level0), {"hbm": on_device, "dram": dram}, {_HOME_MEMORY[home]: at_home}]
-    )
+    records: list[Parts] = [{_HOME_MEMORY[home]: at_home}, {"dram": _record_parts(layout, dram_rows)}]
+    return add_parts([level0_bytes(shape, slots, level0), {"hbm": on_device, "dram": dram}, *records])
+
+
+def _record_parts(layout: RecordLayout, rows: int) -> dict[str, int]:
+    return {
+        "record weights": layout.parameters_at * rows,
+        "record parameters": (layout.row_state_at - layout.parameters_at) * rows,
+        "record state": (layout.record_bytes - layout.row_state_at) * rows,
+    }
 
 
 def staging_bytes(buffered: int, slots: int, traffic: BatchDemand) -> int:

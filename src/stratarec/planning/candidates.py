@@ -47,6 +47,8 @@ DEFAULT_FRACTION = 0.05
 
 _GRID = 24
 _LARGEST_FRACTION = 0.75
+_DRAM_SHARES = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
+"""Shares of a table's rows, the most frequent ones, whose records may be in DRAM although its home is a log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +123,16 @@ def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Can
         demand = CacheDemand(
             lookups=table.lookups, slots=slots.in_sets, policy=memory.cache.policy, lookahead=memory.lookahead
         )
-        work = replace(table.work, ways=slots.ways, misses=expected_misses(table.popularity, demand))
+        by_bin = expected_misses(table.popularity, demand)
+        misses = float(by_bin.sum())
+        work = replace(table.work, ways=slots.ways, misses=misses)
         for home in _homes(memory):
-            for kind in kinds:
-                placed = replace(work, home=home, codec=memory.codec(kind))
-                cached.append(_candidate(table, memory, tiers, placed, slots))
+            shares = _DRAM_SHARES if home == "log" and misses and table.popularity.by_id else (0.0,)
+            for dram_rows in [int(share * table.rows) for share in shares]:
+                on_device = float(by_bin @ table.popularity.from_row(dram_rows)) / misses if dram_rows else 1.0
+                for kind in kinds:
+                    placed = replace(work, home=home, codec=memory.codec(kind), dram_share=1 - on_device)
+                    cached.append(_candidate(table, memory, tiers, placed, slots, dram_rows))
     place = MEMORIES.index(memory.level0)
     smaller = [option for option in cached if option.sizes[place] < level0.sizes[place]]
     return _undominated([level0, *smaller] if "fp32" in kinds or not smaller else smaller)
@@ -161,7 +168,7 @@ def _homes(memory: MemoryConfig) -> tuple[Home, ...]:
 
 
 def _candidate(
-    table: TableSpec, memory: MemoryConfig, tiers: Tiers, work: TableWork, slots: SlotSplit | None
+    table: TableSpec, memory: MemoryConfig, tiers: Tiers, work: TableWork, slots: SlotSplit | None, dram_rows: int = 0
 ) -> Candidate:  # fmt: skip
     """Return the placement of `table` under a cache of `slots`, or entirely in level 0 if `slots` is None."""
     if slots is None:
@@ -172,14 +179,14 @@ def _candidate(
         )  # fmt: skip
         parts = cached_bytes(
             table.shape, table.rows, home=work.home, codec=work.codec, slots=slots.total,
-            counters=memory.cache.policy == "lfu", traffic=traffic, level0=memory.level0,
+            counters=memory.cache.policy == "lfu", traffic=traffic, level0=memory.level0, dram_rows=dram_rows,
         )  # fmt: skip
     seconds = table_seconds(work, tiers)
     placement = TablePlacement(
         table=table.name, rows=table.rows, width=table.shape.width, tier=work.home, codec=work.codec,
         cache_rows=slots.total if slots else table.rows, ways=work.ways, bytes=parts,
         lookups=work.lookups, distinct=work.distinct, pinned=table.pinned(memory.lookahead), misses=work.misses,
-        seconds=seconds,
+        seconds=seconds, dram_rows=dram_rows,
     )  # fmt: skip
     # The penalty is a share of the time in DRAM. On a GPU this time is so short that the cost of the bus alone would
     # outweigh the penalty and lower the precision.

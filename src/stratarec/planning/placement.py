@@ -8,6 +8,9 @@ takes one to four seconds for 26 tables. If nothing fits, the same program with 
 sufficient budget. A table is entirely in level 0, whatever its precision, if the rows of the batches in flight need a
 cache as large as the table.
 
+**Frequent rows** of a table in a log may have their records in DRAM, so that DRAM holds the frequent rows of several
+tables instead of all rows of some.
+
 **Hot rows** of tables under a cache are part of the plan. A run saves the plan, so a resumed run has the same hot rows.
 They have separate slots in level 0. The rest of the budget is planned for the remaining lookups, for which smaller
 caches are sufficient. A hot batch needs no search in a cache's directory and moves no rows. Hot rows are of no use for

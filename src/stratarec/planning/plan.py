@@ -79,6 +79,8 @@ class TablePlacement:
     seconds: TableSeconds
     hot_rows: _Rows = 0
     """Number of hot rows, which are the first rows of the table. They have slots in addition to the cache's slots."""
+    dram_rows: _Rows = 0
+    """Number of first rows of a table in a log whose records are in DRAM."""
 
     def __post_init__(self) -> None:
         cached = self.tier != "level0"
@@ -276,7 +278,11 @@ def tier_config(plan: Plan, memory: MemoryConfig, name: str, device: str = "cpu"
     """
     tables = {
         placed.table: TableTier(
-            home=placed.tier, codec=placed.codec, cache_rows=placed.cache_rows, hot_rows=placed.hot_rows
+            home=placed.tier,
+            codec=placed.codec,
+            cache_rows=placed.cache_rows,
+            hot_rows=placed.hot_rows,
+            dram_rows=placed.dram_rows,
         )
         for placed in plan.tables
         if placed.tier != "level0"

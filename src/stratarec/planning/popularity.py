@@ -85,6 +85,11 @@ class Popularity:
         count = np.concatenate([np.ones_like(heads), size])
         return cls(rows=count, share=weight / (weight * count).sum(), by_id=True)
 
+    def from_row(self, first: int) -> Floats:
+        """Return the share of each bin's rows that are row `first` or later rows, if bins are in the order of ids."""
+        share: Floats = np.clip((np.cumsum(self.rows) - first) / self.rows, 0, 1)
+        return share
+
     @property
     def total_rows(self) -> float:
         """Number of rows, including those that are never looked up."""
@@ -181,29 +186,24 @@ class CacheDemand:
     """Number of batches that are staged ahead. The rows of the last lookahead + 1 batches are not evicted."""
 
 
-def expected_misses(popularity: Popularity, demand: CacheDemand) -> float:
-    """Predict how many distinct rows of a batch are not in the cache when the batch is staged.
+def expected_misses(popularity: Popularity, demand: CacheDemand) -> Floats:
+    """Predict how many distinct rows of a batch, ``[bins]``, are not in the cache when the batch is staged.
 
     Raises
     ------
     ConfigError
         If the policy is ``rank`` and bins are not in the order of ids.
     """
-    if demand.slots >= popularity.used_rows:
-        return 0.0
-    ordered = _in_order(popularity, demand.policy)
-    touched = ordered.touched(demand.lookups)
-    return float((ordered.rows * _passing(ordered, demand)) @ (touched * np.exp(-_idle(ordered, demand))))
-
-
-def _in_order(popularity: Popularity, policy: CachePolicy) -> Popularity:
-    """Return the popularity with bins in the order in which the policy prefers to keep rows."""
-    if policy == "rank" and not popularity.by_id:
+    if demand.policy == "rank" and not popularity.by_id:
         raise ConfigError("memory.cache.policy is rank, but the ids are not ranked by frequency; use lru or lfu")
-    if policy != "lfu":
-        return popularity
-    order = np.argsort(-popularity.share, kind="stable")
-    return Popularity(rows=popularity.rows[order], share=popularity.share[order], by_id=False)
+    misses = np.zeros_like(popularity.rows)
+    if demand.slots < popularity.used_rows:
+        # Bins in the order in which the policy prefers to keep rows.
+        order = np.argsort(-popularity.share, kind="stable") if demand.policy == "lfu" else slice(None)
+        ordered = replace(popularity, rows=popularity.rows[order], share=popularity.share[order])
+        touched = ordered.touched(demand.lookups)
+        misses[order] = ordered.rows * _passing(ordered, demand) * touched * np.exp(-_idle(ordered, demand))
+    return misses
 
 
 def _idle(popularity: Popularity, demand: CacheDemand) -> Floats:

@@ -106,6 +106,8 @@ class TableWork:
     """Slots per set of the cache."""
     misses: float = 0.0
     """Number of distinct rows that are not in level 0. As many rows are written back to make room."""
+    dram_share: float = 0.0
+    """Share of the misses of a log whose records are in DRAM."""
 
 
 def table_seconds(work: TableWork, tiers: Tiers) -> TableSeconds:
@@ -126,7 +128,7 @@ def table_seconds(work: TableWork, tiers: Tiers) -> TableSeconds:
     if work.home == "log" and tiers.block is not None:
         blocks = block_bytes(record) / tiers.block.read_bytes
         written = _LOG_WRITES * record / tiers.block.write_bytes_per_second
-        device = work.misses * (blocks / tiers.block.reads_per_second + written)
+        device = (1 - work.dram_share) * work.misses * (blocks / tiers.block.reads_per_second + written)
     elif work.home == "mapped" and tiers.mapped is not None:
         device = work.misses * 2 * record / tiers.mapped.row_bytes_per_second
     return TableSeconds(compute=compute, staging=staging, device=device)

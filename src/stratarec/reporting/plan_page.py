@@ -130,7 +130,7 @@ def _total(table: Content) -> int:
 def _line(table: Content) -> tuple[str, ...]:
     uncached = table["tier"] == "level0"
     return (
-        table["table"], f"{table['rows']:,}", HOMES[table["tier"]], table["codec"]["kind"],
+        table["table"], f"{table['rows']:,}", HOMES[table["tier"]] + _frequent(table), table["codec"]["kind"],
         "-" if uncached else f"{table['cache_rows']:,} ({table['cache_rows'] / table['rows']:.2%})" + _hot(table),
         *_rates([table]), *_sizes([table]),
     )  # fmt: skip
@@ -138,6 +138,10 @@ def _line(table: Content) -> tuple[str, ...]:
 
 def _hot(table: Content) -> str:
     return f" + {table['hot_rows']:,} hot" if table["hot_rows"] else ""
+
+
+def _frequent(table: Content) -> str:
+    return f" ({table['dram_rows'] / table['rows']:.0%} of the rows in DRAM)" if table["dram_rows"] else ""
 
 
 def _fold(tables: Sequence[Content]) -> tuple[str, ...]:
@@ -339,9 +343,10 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
     if cached:
         homes = {table["tier"] for table in cached}
         inside = _sum(dram, set(dram) - {*_SLOTS, *_TAGS, *_WORK})
-        names = ["encoded rows at rest"] if "dram" in homes else []
+        records = "dram" in homes or any(table["dram_rows"] for table in cached)
+        names = ["encoded rows at rest"] if records else []
         names += ["buffers of the log, and the location of each of its rows"] if "log" in homes else []
-        name = "Home, in DRAM" if "dram" in homes else "Log buffers and index, in DRAM"
+        name = "Home, in DRAM" if records else "Log buffers and index, in DRAM"
         flow = _flow(plan, caches)
         yield _level(name, "; ".join([*names, "flags of written rows"]), inside, parts, "home_dram", flow)
         files = homes & {"mapped", "log"}
@@ -413,7 +418,7 @@ def cached_tables(plan: Content | None, caches: Sequence[Content]) -> ShownTable
     tables.sort(key=lambda table: -measured[table["table"]]["missed"])
     rows = [
         (
-            table["table"], f"{table['rows']:,}", HOMES[table["tier"]], table["codec"]["kind"],
+            table["table"], f"{table['rows']:,}", HOMES[table["tier"]] + _frequent(table), table["codec"]["kind"],
             f"{table['cache_rows'] / table['rows']:.1%}", _hits(table["distinct"], table["misses"]),
             _hits(measured[table["table"]]["distinct"], measured[table["table"]]["missed"]),
             f"{table['misses']:,.0f}", f"{measured[table['table']]['missed']:,.0f}",

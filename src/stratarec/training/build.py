@@ -308,7 +308,7 @@ def shared_collection(
 
 def _part(tier: TableTier, ranks: int) -> TableTier:
     """Return the tier of one rank's part of a table, if `ranks` ranks divide the table's cache."""
-    return replace(tier, cache_rows=-(-tier.cache_rows // ranks))
+    return replace(tier, cache_rows=-(-tier.cache_rows // ranks), dram_rows=-(-tier.dram_rows // ranks))
 
 
 # Number of samples from which quantiles are computed. The rank of a quantile is then wrong by less than 0.2 %.

@@ -89,6 +89,12 @@ class TestLogRecords(RecordStoreTests):
         return LogRecords(directory, rows=self.rows, record_bytes=self.record_bytes, config=SMALL)
 
 
+class TestLogRecordsWithFrequentRows(RecordStoreTests):
+    def make(self, directory: Path) -> RecordStore:
+        tables = [(0, 0), (7, 20), (self.rows // 2, self.rows // 4), (self.rows - 9, 9)]
+        return LogRecords(directory, rows=self.rows, record_bytes=self.record_bytes, config=SMALL, frequent=tables)
+
+
 class TestLogRecordsOfManyBlocks(RecordStoreTests):
     record_bytes = 5000
 
@@ -127,6 +133,16 @@ class LogMachine(RecordStoreMachine):
         return LogRecords(directory, rows=self.rows, record_bytes=self.record_bytes, config=config)
 
 
+class FrequentRowsMachine(LogMachine):
+    def make(self, directory: Path) -> RecordStore:
+        config, tables = LogConfig(segment_bytes=8192, buffer_bytes=4096, depth=2), [(3, self.rows // 3)]
+        return LogRecords(
+            directory, rows=self.rows, record_bytes=self.record_bytes, config=config, frequent=tables
+        )  # fmt: skip
+
+
+TestFrequentRowsMachine = FrequentRowsMachine.TestCase
+TestFrequentRowsMachine.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 TestLogMachine = LogMachine.TestCase
 TestLogMachine.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 

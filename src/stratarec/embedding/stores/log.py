@@ -10,7 +10,7 @@ The working directory is scratch: after a crash nothing in it is trusted, and `r
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock, RLock
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stratarec.embedding.stores.arrays import allocate_bytes, clear_bits, resident_bytes, set_rows
 from stratarec.embedding.stores.base import Manifest, StoreBytes, check_rows
+from stratarec.embedding.stores.frequent import FrequentRecords
 from stratarec.embedding.stores.log_layout import BlockLayout, Locations, LogConfig, plan_layout
 from stratarec.embedding.stores.log_segments import (
     Appender,
@@ -55,6 +56,8 @@ class LogRecords:
         Bytes of one record.
     config : LogConfig
         Sizes, read depth and budget.
+    frequent : sequence of (int, int)
+        For each table, its first row, and the number of its first rows whose records are in DRAM.
 
     Raises
     ------
@@ -64,13 +67,17 @@ class LogRecords:
 
     kind = "log"
 
-    def __init__(self, directory: Path, *, rows: int, record_bytes: int, config: LogConfig | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, rows: int, record_bytes: int, config: LogConfig | None = None,
+        frequent: Sequence[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
         self.rows, self.record_bytes = rows, record_bytes
         self.array: NDArray[np.uint8] | None = None
         self.bits: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
         self.config = config or LogConfig()
         self.layout = plan_layout(rows, record_bytes, self.config)
         self._lock, self._moving = RLock(), Lock()
+        self._frequent = FrequentRecords(frequent, record_bytes)
         self._guard = lock_store(Path(directory))
         self._lay_out(Path(directory), self.layout)
         self._chain = DeltaChain()
@@ -90,12 +97,14 @@ class LogRecords:
 
     def read(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
         check_rows(self, rows, out)
-        written = np.empty(len(rows), np.bool_)
-        cells, entries = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        written = self._frequent.copy(rows, out)
+        entries = np.flatnonzero(~written)
+        cells = np.empty(len(entries), np.int64)
         with self._lock:
             self.segments.close_retired()
             front, back, shape = self._front.buffer, self._back.buffer, self.layout.shape
-            count = cpu.find(rows, self._locations.of_row, front, back, shape, out.reshape(-1), written, cells, entries)
+            flat = out.reshape(-1)
+            count = cpu.find(rows, entries, self._locations.of_row, front, back, shape, flat, written, cells)
             # Copies, because the compactor may remove a segment while it is read. The file of a removed segment stays
             # open until `close_retired`.
             descriptors, sequences = self.segments.descriptors.copy(), self.segments.sequences.copy()
@@ -112,7 +121,7 @@ class LogRecords:
         check_rows(self, rows)
         with self._lock:
             written: NDArray[np.bool_] = self._locations.of_row[rows] != 0
-        return written
+        return written | self._frequent.locate(rows)[1]
 
     def check(self) -> None:
         with self._moving:
@@ -127,12 +136,20 @@ class LogRecords:
     def write(self, rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
         check_rows(self, rows, records)
         self._background.raise_error()
+        places = self._frequent.places(rows)
+        frequent = places >= 0
+        if frequent.any():
+            self._frequent.write(places[frequent], records[frequent])
+        self._append(rows, records, np.flatnonzero(~frequent))
+
+    def _append(self, rows: NDArray[np.int64], records: NDArray[np.uint8], entries: NDArray[np.int64]) -> None:
+        """Append ``records[entries]`` to the log."""
         flat, done = records.reshape(-1), 0
         while True:
             with self._lock:
                 index = self._locations.index(self.segments.live)
-                done = cpu.append(rows, flat, done, index, self._front.buffer, self.layout.shape)
-            if done == len(rows):
+                done = cpu.append(rows, entries, flat, done, index, self._front.buffer, self.layout.shape)
+            if done == len(entries):
                 return
             self._spill()
 
@@ -210,6 +227,8 @@ class LogRecords:
     # Checkpoints
 
     def checkpoint(self, directory: Path, previous: Path | None) -> Manifest:
+        for rows, records in self._frequent.changed():
+            self._append(rows, records, np.arange(len(rows), dtype=np.int64))
         self.flush()
         with self._moving:
             try:
@@ -229,6 +248,7 @@ class LogRecords:
                 lambda: set_rows(self._locations.changed),
             )
             clear_bits(self._locations.changed)
+            self._frequent.mark_saved()
         return {**self._identity, **self.layout.segmentation, "segments": segments, "files": files}
 
     @property
@@ -261,6 +281,7 @@ class LogRecords:
         self._back.reset()
         self.segments.clear()
         self._locations.clear()
+        self._frequent.clear()
         self._chain = DeltaChain()
 
     # Resources
@@ -270,7 +291,7 @@ class LogRecords:
             buffers = (self._front.buffer.data, self._back.buffer.data, self._compactor.stride, self._reader.scratch)
             dram = resident_bytes(self._locations.of_row, self._locations.changed, *buffers)
             files = sum(os.fstat(int(self.segments.descriptors[slot])).st_blocks * 512 for slot in self.segments.used)
-        return StoreBytes(dram_bytes=dram, block_bytes=files)
+        return StoreBytes(dram_bytes=dram, block_bytes=files) + self._frequent.memory()
 
     def close(self) -> None:
         # First: the background thread uses the reader's files and both locks.
@@ -278,6 +299,7 @@ class LogRecords:
         self._reader.close()
         with self._moving, self._lock:
             self._clear()
+        self._frequent.close()
         self._guard.close()
 
 

@@ -117,16 +117,17 @@ def put(buffer, shape, row, source, start):
 
 
 @njit(nogil=True, cache=True)
-def append(rows, records, begin, index, buffer, shape):
-    """Copy the records of rows[begin:] into the buffer; return the index of the first row that did not fit.
+def append(rows, entries, records, begin, index, buffer, shape):
+    """Copy the records of rows[entries[begin:]] into the buffer; return the index of the first entry that did not fit.
 
     If the buffer already contains a record of the row, the new record overwrites it and takes no more file space.
     """
     locations, changed, live = index
     state, _, data = buffer
     per_segment = shape.per_block * shape.segment_blocks
-    for i in range(begin, len(rows)):
-        prefetch(locations, rows[min(i + AHEAD, len(rows) - 1)])
+    for k in range(begin, len(entries)):
+        prefetch(locations, rows[entries[min(k + AHEAD, len(entries) - 1)]])
+        i = entries[k]
         row = rows[i]
         cell = np.int64(locations[U(row)]) - 1
         inside = cell - state[BASE] - state[FIRST]
@@ -135,7 +136,7 @@ def append(rows, records, begin, index, buffer, shape):
             copy_bytes(records, U(i * shape.record_bytes), data, U(target), U(shape.record_bytes))
             continue
         if state[NEXT] == state[LIMIT]:
-            return i
+            return k
         # The old record is dead. Its space becomes free only when compaction empties its segment.
         if cell >= 0:
             live[cell // per_segment] -= 1
@@ -143,7 +144,7 @@ def append(rows, records, begin, index, buffer, shape):
         live[state[BASE] // per_segment] += 1
         # No atomics: one writer at a time, under the store's lock.
         changed[U(row >> 3)] |= np.uint8(1) << np.uint8(row & 7)
-    return len(rows)
+    return len(entries)
 
 
 @njit(nogil=True, cache=True)
@@ -188,14 +189,16 @@ def from_buffer(cell, buffer, shape, out, place):
 
 
 @njit(nogil=True, cache=True)
-def find(rows, locations, front, back, shape, out, written, cells, entries):
-    """Copy the records that are in one of the two buffers; list the cells and entries of all others.
+def find(rows, entries, locations, front, back, shape, out, written, cells):
+    """Copy the records of rows[entries] that are in one of the two buffers; list the cells of all others.
 
-    ``written[i]`` is set to whether row ``rows[i]`` has a record. Returns the number of cells listed.
+    ``written[i]`` is set to whether row ``rows[i]`` has a record. Returns the number n of cells listed; ``entries[:n]``
+    becomes their entries.
     """
     count = 0
-    for i in range(len(rows)):
-        prefetch(locations, rows[min(i + AHEAD, len(rows) - 1)])
+    for k in range(len(entries)):
+        prefetch(locations, rows[entries[min(k + AHEAD, len(entries) - 1)]])
+        i = entries[k]
         cell = np.int64(locations[U(rows[i])]) - 1
         # New memory is zero, so location 0 is a row that was never written.
         written[i] = cell >= 0
