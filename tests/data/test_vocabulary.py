@@ -86,6 +86,18 @@ def test_a_hash_gives_every_value_a_row_by_its_hash_alone(tmp_path: Path, items:
     assert ids[:10] == expected[:10].tolist()
 
 
+def test_buckets_of_a_hash_without_lookups_cost_nothing(tmp_path: Path) -> None:
+    base = prepared(tmp_path, [*range(500)] * 2, kind="hash", buckets=10**9)
+    made = prepared(tmp_path, [*range(250, 750)] * 2, kind="hash", buckets=10**9, base=str(base.path))
+    ids, counts = made.counted_ids("item")
+    expected = np.unique(
+        stable_hash(pl.Series([*range(500), *range(250, 750)] * 2)) % np.uint64(10**9), return_counts=True
+    )
+    np.testing.assert_array_equal(ids, expected[0])
+    np.testing.assert_array_equal(counts, expected[1])
+    assert made.vocabularies["item"].bytes < 20_000
+
+
 def test_counts_of_a_hash_do_not_grow_with_the_values() -> None:
     config = VocabularyConfig(kind="hash", buckets=32)
     schema, values = Schema(sparse=(SparseFeature(name="item"),)), pl.Series("item", range(200_000))

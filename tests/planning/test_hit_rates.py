@@ -123,6 +123,16 @@ def test_rank_meets_its_simulation_within_three_percent(slots: int, lookahead: i
 
 
 @settings(deadline=None, max_examples=30)
+@given(counts=st.lists(st.integers(0, 3) | st.integers(0, 10**5), min_size=1, max_size=300))
+def test_rows_without_lookups_may_be_left_out(counts: list[int]) -> None:
+    dense = np.array(counts, dtype=np.int64)
+    ids = np.flatnonzero(dense).astype(np.int32)
+    whole, sparse = Popularity.from_counts(dense), Popularity.from_counts(dense[ids], ids, len(dense))
+    np.testing.assert_array_equal(sparse.rows, whole.rows)
+    np.testing.assert_array_equal(sparse.share, whole.share)
+    assert sparse.by_id == whole.by_id
+
+
 @given(
     counts=st.lists(st.integers(0, 10**5), min_size=2, max_size=300).filter(any),
     lookups=st.floats(0.5, 1e4),

@@ -138,8 +138,12 @@ class KeyedJagged:
     def __getitem__(self, key: str) -> JaggedTensor:
         """Return the feature `key`; its values are a view."""
         f, size = self._place(key), self.batch_size
-        offsets = self.bag_offsets()[f * size : (f + 1) * size + 1]
-        first, last = int(offsets[0]), int(offsets[-1])
+        if self.offsets is None:  # not by `bag_offsets`: to get every feature would take time in F squared
+            first, last = f * size, (f + 1) * size
+            offsets = torch.arange(first, last + 1, dtype=torch.int64, device=self.values.device)
+        else:
+            offsets = self.offsets[f * size : (f + 1) * size + 1]
+            first, last = int(offsets[0]), int(offsets[-1])
         weights = None if self.weights is None else self.weights[first:last]
         return JaggedTensor(values=self.values[first:last], offsets=offsets - first, weights=weights)
 

@@ -186,7 +186,8 @@ def hashed_share(schema: Schema, split: SplitConfig, rows: int) -> int:
 
 def hash_rows(frame: pl.DataFrame, schema: Schema, split: NDArray[np.int8], share: int) -> pl.DataFrame:
     """Return hash, split and first label of the samples whose hash is divisible by `share`."""
-    features = [name for name in schema.names if name in frame.columns]
+    there = set(frame.columns)
+    features = [name for name in schema.names if name in there]
     names = dict.fromkeys((*features, *filter(None, (schema.time, schema.user, schema.session))))
     # `select` would interpret a column with the name * as all columns.
     hashes = pl.DataFrame([frame[name] for name in names]).hash_rows()

@@ -16,6 +16,7 @@ optionally with parallel lists (`SparseFeature.beside`). Both kinds share the vo
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple
@@ -223,9 +224,9 @@ class Schema:
 
     def _beside(self, feature: SparseFeature) -> SparseFeature:
         """Return a parallel column with the maximum length and group of its main sequence."""
-        mains = {main.name: main for main in self.sparse if main.kind == "sequence" and not main.beside}
         if not feature.beside:
             return feature
+        mains = {main.name: main for main in self.sparse if main.kind == "sequence" and not main.beside}
         if feature.beside not in mains:
             raise ConfigError(
                 f"sparse feature {feature.name!r}: `beside` is {feature.beside!r}, expected a feature of kind sequence "
@@ -244,7 +245,7 @@ class Schema:
         for where, name in self._given_names():
             check_name(where, name)
         names = self.names
-        repeated = sorted({name for name in names if names.count(name) > 1})
+        repeated = sorted(name for name, count in Counter(names).items() if count > 1)
         if repeated:
             raise ConfigError(f"schema: feature names must be distinct, repeated: {', '.join(repeated)}")
         for label in self.label_columns:

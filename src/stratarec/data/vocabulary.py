@@ -37,10 +37,10 @@ from stratarec.errors import ConfigError
 from stratarec.io.atomic import reporting_damage
 from stratarec.io.sealed import Hash, Model
 
-# Ids have 31 bits, and a table has a row for each bucket even if no value uses it.
+# Ids have 31 bits. A table has a row for each bucket, and with kind `count` a number in memory, even if none uses it.
 _RANGES = {
     "min_count": (1, 1 << 62), "tail_buckets": (1, 10**8), "max_rows": (0, 1 << 31), "candidates": (0, 1 << 40),
-    "buckets": (1, 10**8),
+    "buckets": (1, 2 * 10**9),
 }  # fmt: skip
 
 VocabularyKind = Literal["count", "hash"]
@@ -250,7 +250,7 @@ class Vocabulary:
     """``[V]`` String, Int64 or UInt64; null for an evicted value. The id of the first value is `tail_buckets`."""
     counts: NDArray[np.int64]
     """``[tail_buckets + V]`` number of lookups of each row in the training splits of all logs so far. For values that
-    are not in the base, the order is descending."""
+    are not in the base, the order is descending. With `counted_ids`, the counts of these rows."""
     tail_buckets: int
     kind: VocabularyKind = "count"
     inherited: int = 0
@@ -259,6 +259,9 @@ class Vocabulary:
     """Number of rows in the very first data set, before any that names a base; 0 without a base."""
     counted: pl.DataFrame | None = None
     """Counts of all values: first the values with a row, then the others by descending count. None if not loaded."""
+    counted_ids: NDArray[np.int32] | None = None
+    """Kind ``hash``: the ascending ids of rows with lookups, so that rows without lookups cost nothing. Otherwise None,
+    and `counts` has all rows."""
 
     @property
     def rows(self) -> int:
@@ -332,9 +335,14 @@ class Vocabulary:
         base : Vocabulary, optional
             Earlier vocabulary, whose counts are added.
         """
-        counts = np.zeros(buckets, dtype=np.int64) if base is None else base.counts.copy()
-        np.add.at(counts, counted["value"].to_numpy(), counted["count"].to_numpy())
-        return cls(values=pl.Series("value", dtype=kind), counts=counts, tail_buckets=buckets, kind="hash")
+        parts = [counted.select(pl.col("value").cast(pl.Int32), pl.col("count").cast(pl.Int64))]
+        if base is not None:
+            parts.append(pl.DataFrame({"value": base.counted_ids, "count": base.counts}))
+        total = pl.concat(parts).group_by("value").agg(pl.col("count").sum()).sort("value")
+        return cls(
+            values=pl.Series("value", dtype=kind), counts=total["count"].to_numpy(), tail_buckets=buckets, kind="hash",
+            counted_ids=total["value"].to_numpy(),
+        )  # fmt: skip
 
     @property
     def digest(self) -> str:
@@ -398,9 +406,13 @@ class Vocabulary:
         )
 
     def frame(self) -> pl.DataFrame:
-        """Return the columns value, id and count that are stored; the value of tail buckets and holes is null."""
-        values = pl.concat([self.values.clear().extend_constant(None, self.tail_buckets), self.values])
-        return pl.DataFrame({"value": values, "id": np.arange(self.rows, dtype=np.int32), "count": self.counts})
+        """Return the columns value, id and count that are stored; the value of tail buckets and holes is null.
+
+        Rows of kind ``hash`` without lookups are left out.
+        """
+        ids = np.arange(self.rows, dtype=np.int32) if self.counted_ids is None else self.counted_ids
+        values = pl.concat([self.values.clear().extend_constant(None, len(ids) - len(self.values)), self.values])
+        return pl.DataFrame({"value": values, "id": ids, "count": self.counts})
 
 
 def read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids, origin: str) -> Vocabulary:
@@ -420,8 +432,7 @@ def read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids, origin: s
 
 
 def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocabulary:
-    rows = expected.values + expected.tail_buckets
-    kind = _check_file(pq.ParquetFile(file), rows)
+    kind = _check_file(pq.ParquetFile(file), expected)
     # Texts stay dictionary-encoded until they are known to be distinct, because a repeated long text takes only a few
     # bytes in the file.
     reader = pq.ParquetFile(file, read_dictionary=[] if pa.types.is_integer(kind) else ["value"])
@@ -431,7 +442,8 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocab
     for part in table["value"].chunks:
         if pa.types.is_dictionary(part.type) and len(part.dictionary) < len(part) - part.null_count:
             raise ValueError("its values are not distinct")
-    values = pl.from_arrow(_plain(table["value"].slice(expected.tail_buckets)))
+    tail, ids = len(table) - expected.values, table["id"].to_numpy()
+    values = pl.from_arrow(_plain(table["value"].slice(tail)))
     assert isinstance(values, pl.Series)
     counts = table["count"].to_numpy()
     vocabulary = Vocabulary(
@@ -441,20 +453,20 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocab
         kind=expected.kind,
         inherited=expected.inherited,
         first_rows=expected.first_rows,
+        counted_ids=ids if expected.kind == "hash" else None,
     )
-    nulls = table["value"].slice(0, expected.tail_buckets).null_count, values.null_count()
-    if nulls != (expected.tail_buckets, expected.holes):
+    if (table["value"].slice(0, tail).null_count, values.null_count()) != (tail, expected.holes):
         raise ValueError(
-            f"expected {expected.tail_buckets} tail rows without a value, and {expected.holes} rows without one "
+            f"expected {tail} tail rows without a value, and {expected.holes} rows without one "
             f"among {expected.values} values"
         )
     if str(values.dtype) != expected.type:
         raise ValueError(f"its values are {values.dtype}, expected {expected.type}")
     if values.drop_nulls().n_unique() != len(values) - expected.holes:
         raise ValueError("its values are not distinct")
-    if not np.array_equal(table["id"].to_numpy(), np.arange(rows)):
+    if not _are_ids(ids, expected):
         raise ValueError("its ids do not count up from 0")
-    ranked = counts[expected.tail_buckets + expected.inherited :]
+    ranked = counts[tail + expected.inherited :]
     if counts.min(initial=0) < 0 or (np.diff(ranked) > 0).any():
         raise ValueError("its counts are negative, or not descending after the values of the base")
     if vocabulary.digest != expected.digest:
@@ -462,8 +474,15 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocab
     return vocabulary
 
 
-def _check_file(reader: pq.ParquetFile, rows: int) -> pa.DataType:
+def _are_ids(ids: NDArray[np.int32], expected: Ids) -> bool:
+    if expected.kind == "count":
+        return np.array_equal(ids, np.arange(expected.values + expected.tail_buckets))
+    return bool((np.diff(ids, prepend=-1, append=expected.tail_buckets) > 0).all())
+
+
+def _check_file(reader: pq.ParquetFile, expected: Ids) -> pa.DataType:
     """Check columns, types and number of rows before values are read; return the type of the values."""
+    rows, stored = expected.values + expected.tail_buckets, reader.metadata.num_rows
     types = {field.name: field.type for field in reader.schema_arrow}
     names = [field.name for field in reader.schema_arrow]
     kind = types.get("value")
@@ -472,8 +491,8 @@ def _check_file(reader: pq.ParquetFile, rows: int) -> pa.DataType:
         raise ValueError(f"its columns are {_named(types)}, expected value, id: int32 and count: int64")
     if kind not in _VALUE_TYPES:
         raise ValueError(f"its values are {kind}, expected text or integers of 64 bits")
-    if reader.metadata.num_rows != rows:
-        raise ValueError(f"it has {reader.metadata.num_rows} rows, expected {rows}")
+    if stored > rows or (expected.kind == "count" and stored < rows):
+        raise ValueError(f"it has {stored} rows, expected {rows}")
     # The metadata of columns is not read: pyarrow ends the process if it is damaged.
     unfolded = sum(reader.metadata.row_group(place).total_byte_size for place in range(reader.metadata.num_row_groups))
     if unfolded > rows * _MOST_VALUE_BYTES + (1 << 20):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding.config import CodecKind, EmbeddingBagConfig
@@ -231,8 +230,7 @@ def describe_tables(
     features = dataset.schema.vocabularies()
     specs = []
     for table in tables:
-        counts = dataset.access_counts(table.name)
-        total = int(counts.sum())
+        popularity, total = cold_popularity(dataset, table.name, (hot or {}).get(table.name, 0))
         longest = (1 if feature.kind == "single" else feature.max_length for feature in features[table.name])
         lookups = batch_size * (total / samples if total else float(sum(longest)))
         # Counts do not tell histories from other features with the same vocabulary, so all lookups are assumed to be
@@ -244,17 +242,21 @@ def describe_tables(
                 rows=table.num_embeddings,
                 shape=RowShape.of(table.embedding_dim, optimizer),
                 lookups=lookups,
-                popularity=cold_popularity(counts, (hot or {}).get(table.name, 0)),
+                popularity=popularity,
                 outputs=table.embedding_dim * (batch_size * len(table.feature_names) + unpooled),
             )
         )
     return specs
 
 
-def cold_popularity(counts: NDArray[np.int64], hot: int) -> Popularity:
-    """Return the popularity of the rows without the first `hot` rows, as shares of the lookups of all rows."""
+def cold_popularity(dataset: Dataset, table: str, hot: int) -> tuple[Popularity, int]:
+    """Return the popularity of the rows without the first `hot` rows, as shares of the lookups of all rows, and the
+    number of these lookups.
+    """
+    (ids, counts), rows = dataset.counted_ids(table), dataset.vocabularies[table].rows
+    total = int(counts.sum())
     if not hot:
-        return Popularity.from_counts(counts)
+        return Popularity.from_counts(counts, ids, rows), total
     cold = counts.copy()
-    cold[:hot] = 0
-    return Popularity.from_counts(cold).times(float(cold.sum() / max(counts.sum(), 1)))
+    cold[: hot if ids is None else np.searchsorted(ids, hot)] = 0
+    return Popularity.from_counts(cold, ids, rows).times(float(cold.sum() / max(total, 1))), total

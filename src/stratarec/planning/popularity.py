@@ -47,7 +47,9 @@ class Popularity:
         return cls(rows=np.array([float(rows)]), share=np.array([1.0 / rows]), by_id=True)
 
     @classmethod
-    def from_counts(cls, counts: NDArray[np.int64]) -> Popularity:
+    def from_counts(
+        cls, counts: NDArray[np.int64], ids: NDArray[np.int32] | None = None, rows: int = 0
+    ) -> Popularity:  # fmt: skip
         """Return the popularity of rows with these numbers of lookups.
 
         Parameters
@@ -55,6 +57,8 @@ class Popularity:
         counts : ndarray
             ``[rows]`` int64 counts, in the order of ids. If all are zero, all rows are taken as equally popular. Counts
             are read in chunks, so the array may be a memory map.
+        ids : ndarray, optional
+            Ascending ids of `counts`; the other ids of the table's `rows` have no lookups.
 
         Raises
         ------
@@ -62,13 +66,19 @@ class Popularity:
             If a count is negative.
         """
         runs = _Runs()
-        for first in range(0, len(counts), _CHUNK_ROWS):
-            runs.add(np.asarray(counts[first : first + _CHUNK_ROWS]))
-        rows, lookups, by_id = runs.result()
+        if ids is None:
+            for first in range(0, len(counts), _CHUNK_ROWS):
+                part = np.asarray(counts[first : first + _CHUNK_ROWS])
+                runs.add(part, np.ones(len(part)))
+        else:  # each id, and the ids without lookups before and after it
+            spread, sizes = np.zeros(2 * len(ids) + 1, dtype=np.int64), np.ones(2 * len(ids) + 1)
+            spread[1::2], sizes[::2] = counts, np.diff(ids, prepend=-1, append=rows) - 1
+            runs.add(spread[sizes > 0], sizes[sizes > 0])
+        members, lookups, by_id = runs.result()
         total = lookups.sum()
         if not total:
-            return cls.uniform(len(counts))
-        return cls(rows=rows, share=lookups / rows / total, by_id=by_id)
+            return cls.uniform(int(members.sum()))
+        return cls(rows=members, share=lookups / members / total, by_id=by_id)
 
     def times(self, factor: float) -> Popularity:
         """Return the popularity of these rows if only the share `factor` of all lookups uses them."""
@@ -129,7 +139,8 @@ class _Runs:
         self._runs = 0
         self._ordered = True
 
-    def add(self, counts: NDArray[np.int64]) -> None:
+    def add(self, counts: NDArray[np.int64], sizes: Floats) -> None:
+        """Add the next rows: ``sizes[i]`` rows with ``counts[i]`` lookups each; with lookups, the size is 1."""
         if len(counts) and counts.min() < 0:
             raise ConfigError(f"access counts go down to {counts.min()}, expected 0 or more")
         bins = _bins(counts)
@@ -137,8 +148,7 @@ class _Runs:
         if self._ordered and self._runs + len(starts) > _MOST_RUNS:
             self._ordered = False
             self._parts = [_histogram(*part) for part in self._parts]
-        rows = np.diff(np.append(starts, len(bins))).astype(np.float64)
-        part = (bins[starts], rows, np.add.reduceat(counts, starts).astype(np.float64))
+        part = (bins[starts], np.add.reduceat(sizes, starts), np.add.reduceat(counts, starts).astype(np.float64))
         self._parts.append(part if self._ordered else _histogram(*part))
         self._runs += len(starts)
 
@@ -153,9 +163,8 @@ class _Runs:
 
 def _bins(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the bin of each count. The bin of a larger count is never smaller."""
-    large = np.maximum(counts, _EXACT_COUNTS) / _EXACT_COUNTS
-    wide = _EXACT_COUNTS + (np.log(large) / np.log1p(_WIDTH)).astype(np.int64)
-    bins: NDArray[np.int64] = np.where(counts < _EXACT_COUNTS, counts, wide)
+    large, bins = np.flatnonzero(counts > _EXACT_COUNTS), counts.copy()
+    bins[large] = _EXACT_COUNTS + (np.log(counts[large] / _EXACT_COUNTS) / np.log1p(_WIDTH)).astype(np.int64)
     return bins
 
 

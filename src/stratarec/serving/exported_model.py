@@ -224,7 +224,9 @@ def _updated_vocabulary(
             raise ExportError(f"{folder / entry.path} repeats a value of the earlier export; {DELTA_ADVICE}")
         values = pl.concat([values, appended])
     # Counts are set to 0, because scoring does not use them.
-    vocabulary = replace(old, values=values, counts=np.zeros(len(values) + old.tail_buckets, dtype=np.int64))
+    if old.kind == "count":
+        old = replace(old, counts=np.zeros(len(values) + old.tail_buckets, dtype=np.int64))
+    vocabulary = replace(old, values=values)
     if vocabulary.digest != delta.manifest.vocabularies[name].digest:
         raise ExportError(f"{folder}: the resulting values of {name!r} do not match its manifest; {DELTA_ADVICE}")
     return vocabulary

@@ -194,7 +194,7 @@ def _without_first_reads(plan: Plan, dataset: Dataset, steps: int) -> TableSecon
     saved = 0.0
     for placed in plan.tables:
         if placed.tier == "log" and placed.misses:
-            popularity = cold_popularity(dataset.access_counts(placed.table), placed.hot_rows)
+            popularity, _ = cold_popularity(dataset, placed.table, placed.hot_rows)
             first = popularity.distinct(placed.lookups * steps) / (placed.misses * steps)
             saved += min(first, 1.0) * placed.seconds.device
     return replace(plan.seconds, device=plan.seconds.device - saved)

@@ -93,8 +93,9 @@ def read_columns(frame: Any) -> dict[str, pl.Series]:
             raise DataError("Complex data not supported: expected numbers, texts or truth values")
         frame = {f"x{place}": np.ascontiguousarray(column) for place, column in enumerate(values.T)}
     columns, names = {}, _column_names(frame)
+    texts = [*map(str, names)]
     for name in names:
-        check_present([str(other) for other in names], str(name), FRAME)
+        check_present(texts, str(name), FRAME)
         with naming_column(FRAME, str(name)):
             columns[str(name)] = read_column(str(name), frame[name])
     return columns

@@ -268,7 +268,22 @@ class Dataset:
 
     def access_counts(self, vocabulary: str) -> NDArray[np.int64]:
         """Return the number of training lookups of each id, ``[rows]``."""
+        ids, counts = self.counted_ids(vocabulary)
+        if ids is None:
+            return counts
+        dense = np.zeros(self.vocabularies[vocabulary].rows, dtype=np.int64)
+        dense[ids] = counts
+        return dense
+
+    def counted_ids(self, vocabulary: str) -> tuple[NDArray[np.int32] | None, NDArray[np.int64]]:
+        """Return ascending ids, or None for all ids, and the number of training lookups of each.
+
+        Ids of kind ``hash`` without lookups are left out.
+        """
         info = self._checked(vocabulary)
+        if info.kind == "hash":
+            stored = self.vocabulary(vocabulary)
+            return stored.counted_ids, stored.counts
         path = self.path / info.path
         with reporting_damage(path):
             column = pq.read_table(path, columns=["count"])["count"]
@@ -277,7 +292,7 @@ class Dataset:
             counts: NDArray[np.int64] = column.to_numpy()
             if counts.min() < 0 or counts.max() >= 1 << 53:
                 raise DatasetError(f"{path}: counts of {counts.min()} to {counts.max()}, expected 0 to 2**53")
-        return counts
+        return None, counts
 
     def row_numbers(self, split: str) -> Iterator[NDArray[np.int64]]:
         """Yield, for each row group in stored order, the log row of each sample; `split_rows` decodes it.

@@ -66,7 +66,7 @@ from stratarec.io.owned_directory import (
 from stratarec.progress import Progress, SilentProgress
 
 # Increase this number when a change of the code changes the data set that the same logs and settings give.
-_VERSION = 6
+_VERSION = 7
 
 
 def prepare(

@@ -198,8 +198,9 @@ class CsvSource:
         if _is_json(config, file):
             check_json_lines(content, file.path)
             values = first_json_values(content)
+            present = list(values or ())
             for name in self._names if values else ():
-                check_present(list(values), name, file.path)
+                check_present(present, name, file.path)
             # A JSON file may also have lists as text with separators, if the schema was written for delimited text.
             features = [f for f in self.schema.sparse if f.traits.lists and not f.traits.derived]
             lists = frozenset(

@@ -226,8 +226,9 @@ def column_types(names: Sequence[str], schemas: Iterable[tuple[str, pa.Schema]])
     """
     first: dict[str, tuple[pa.DataType, str]] = {}
     for path, schema in schemas:
+        present = schema.names  # a new list each time: 2,000 of them took two seconds a file
         for name in names:
-            check_present(schema.names, name, path)
+            check_present(present, name, path)
             kind = schema.field(name).type
             if _value_kind(kind) is None:
                 continue
