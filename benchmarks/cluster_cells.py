@@ -23,6 +23,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed.measure import Collective
 from stratarec.planning.machine import Cluster
 from stratarec.recipe import Recipe
+from stratarec.training.build import exchanges_by_towers
 from stratarec.training.forecast import predict_step, rank_seconds
 from stratarec.training.torch_setup import torch_settings
 
@@ -114,8 +115,7 @@ def compared(root: Path, cells: tuple[Cell, ...]) -> Iterator[dict[str, Any]]:
     """Yield a line for each cell, link and exchange: the replayed step and the predicted one."""
     for cell in cells:
         dataset = data_of(cell, root)
-        auto = cell.recipe(root, "auto")
-        by_towers = auto.distributed.by_towers(auto.towers, cell.hosts, modules=auto.modules)
+        by_towers = exchanges_by_towers(cell.recipe(root, "auto"), dataset, cell.hosts, cell.hosts * cell.local)
         schedules, seconds, began = {}, {}, time.perf_counter()
         for exchange in ("flat", "sptt"):
             recipe = cell.recipe(root, exchange)

@@ -38,6 +38,7 @@ from stratarec.errors import TrainingError
 from stratarec.kernels.runtime.threads import limit_threads
 from stratarec.planning.machine import Cluster
 from stratarec.recipe import Recipe
+from stratarec.training.build import exchanges_by_towers
 from stratarec.training.distributed import RankStages
 from stratarec.training.forecast import rank_stages
 
@@ -186,7 +187,7 @@ class Recording:
 def record(recipe: Recipe, dataset: Dataset, hosts: int, local: int, steps: int) -> Recording:
     """Train some steps by `local` ranks of one thread on each of `hosts` hosts, in turns."""
     ranks = hosts * local
-    by_towers = recipe.distributed.by_towers(recipe.towers, hosts, modules=recipe.modules)
+    by_towers = exchanges_by_towers(recipe, dataset, hosts, ranks)
     turns = Turns(ranks)
 
     def work(rank: int) -> list[float]:

@@ -3,11 +3,10 @@
 Two hosts of two ranks, one thread each, 26 tables with Criteo's sizes and skew (capped), 1,024 samples a rank, at
 100 Mbit/s, at 1 Gbit/s and unshaped. The flat exchange is that of `stratarec train`: distinct rows travel where they
 are fewer bytes than bags; `flat, bags` is what is published as flat, where every pooled vector travels. A model with
-towers trains by either exchange, so `distributed.exchange: auto` is held against both of it (`auto_right`: how often
-its choice has the shorter step; `auto_loss_max`: by how much the other one was shorter at most). Gradients of
-the network travel in bfloat16 on all sides. Three models: one of D = 128 with small layers and bags of four ids on
-average, whose flat step is mostly exchange, as in the published setting; the same with one id a bag, of which the flat
-exchange sends each row once, at 1 Gbit/s alone; and a DLRM at D = 64, likewise.
+towers trains by either exchange. Gradients of the network travel in bfloat16 on all sides. Three models: one of D = 128
+with small layers and bags of four ids on average, whose flat step is mostly exchange, as in the published setting; the
+same with one id a bag, of which the flat exchange sends each row once, at 1 Gbit/s alone; and a DLRM at D = 64,
+likewise.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from benchmarks.exchange import ENVIRONMENT, told_by_ranks
 from benchmarks.hosts import Hosts
 from benchmarks.towers_ranks import Contender
 from stratarec.data.sources.synthetic import CRITEO_ROWS
-from stratarec.distributed.config import DistributedConfig
 
 HOSTS, RANKS_A_HOST, BATCH = 2, 2, 1024
 _LIMIT_SECONDS = 1500.0
@@ -78,18 +76,6 @@ def ratios(rows: list[dict[str, Any]], ratio: float = 4.0) -> dict[str, float]:
     return found
 
 
-def choices(rows: list[dict[str, Any]]) -> list[float]:
-    """Of each model with towers, network and wire: the other exchange's step over that of the one that is chosen."""
-    step = {(row["model"], row["network"], row["contender"]): row["step_ms"] for row in rows}
-    found = []
-    for (model, network, name), by_towers in step.items():
-        other = "flat" if name == "sptt" else f"flat, {name}"
-        if not name.startswith("flat") and (flat := step.get((model, network, other))):
-            sptt = DistributedConfig().by_towers(HOSTS, HOSTS, modules=name != "sptt")
-            found.append(flat / by_towers if sptt else by_towers / flat)
-    return found
-
-
 def run(quick: bool) -> dict[str, Any]:
     """Both models on three networks."""
     networks = {"100 Mbit/s": 100.0, "1 Gbit/s": 1000.0, "unshaped": None}
@@ -103,9 +89,6 @@ def run(quick: bool) -> dict[str, Any]:
             key = f"{model.replace('-', '_').replace(' ', '_')}_{name.split('/')[0].replace(' ', '').lower()}"
             metrics |= {f"ratio_{key}_{wire}": value for wire, value in ratios(found["rows"]).items()}
             metrics[f"flat_exchange_share_{key}"] = (flat["exchange_ms"] + flat["inside_ms"]) / flat["step_ms"]
-    chosen = choices(rows)
-    metrics["auto_right"] = sum(ratio >= 1 for ratio in chosen) / len(chosen)
-    metrics["auto_loss_max"] = max(0.0, 1 / min(chosen) - 1)
     if not quick:
         metrics["ratio_1gbit"] = metrics["ratio_exchange_bound_1gbit_fp32"]
         metrics["ratio_100mbit"] = metrics["ratio_exchange_bound_100mbit_fp32"]
@@ -116,7 +99,7 @@ def run(quick: bool) -> dict[str, Any]:
                 name: {"width": width, "ids": ids, **layers} for name, (width, ids, layers) in MODELS.items()
             },
             "most_rows_a_table": 2_000 if quick else 40_000, "dense_wire": "bf16", "compression_of_ratios": 4.0,
-            "parameters": parameters, "targets": {"ratio_1gbit": 1.9, "ratio_100mbit": 3.0, "auto_right": 0.9},
+            "parameters": parameters, "targets": {"ratio_1gbit": 1.9, "ratio_100mbit": 3.0},
         },
         "metrics": metrics,
         "samples": {"rows": rows},

@@ -29,8 +29,9 @@ from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig, HistoryConfig, TowersConfig, build_model
 from stratarec.models.base import build_tables
 from stratarec.recipe import Recipe
-from stratarec.training.build import sharding_plan
+from stratarec.training.build import exchanges_by_towers, sharding_plan
 from stratarec.training.distributed import GradientReducer
+from stratarec.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,9 @@ def recipe(
     towers = {"plan": [[*ends, *others[::2]], others[1::2]], "compression": compression}
     section = {"embedding_dim": 8, "towers": towers, "history": {"pooling": pooling}, **(network or {})}
     given = {**made["model"], **section} if kind == "dlrm" else {"kind": kind, "deep_mlp": [16], **section}
-    return Recipe.from_dict({**made, "memory": memory or {}, "model": given, "distributed": distributed or {}})
+    return Recipe.from_dict(
+        {**made, "memory": memory or {}, "model": given, "distributed": {"exchange": "sptt", **(distributed or {})}}
+    )
 
 
 REGULARIZED = {"dropout": 0.2, "batch_norm": True}
@@ -120,13 +123,26 @@ def test_a_run_by_towers_resumes_to_the_bit(ranks: Ranks, home: Path, tmp_path: 
     train(Mesh.alone(), recipe(home, tmp_path / "cut", max_steps=18, network=REGULARIZED), True)
 
 
+def is_by_towers(mesh: Mesh, made: Recipe) -> bool:
+    return Trainer(made, Dataset.open(made.data.path), mesh=mesh).mesh.between is not None
+
+
+def test_auto_sends_rows_in_the_way_that_sends_fewer_bytes_between_hosts(
+    ranks: Ranks, home: Path, tmp_path: Path
+) -> None:
+    for compression, exchange, want in ((1.0, "auto", False), (8.0, "auto", True), (8.0, "flat", False)):
+        made = recipe(home, tmp_path, compression, distributed={"exchange": exchange})
+        assert exchanges_by_towers(made, Dataset.open(made.data.path), 2, 4) == want, (compression, exchange)
+        assert ranks.run(4, is_by_towers, made, local=2, towers=2) == [want] * 4
+    made = recipe(home, tmp_path, 1.0)
+    assert exchanges_by_towers(made, Dataset.open(made.data.path), 2, 4)  # as it says
+
+
 def test_what_cannot_be_an_exchange_by_towers_is_refused() -> None:
     sptt = DistributedConfig(exchange="sptt")
     assert sptt.by_towers(2, 2)
     assert not DistributedConfig().by_towers(3, 2)
     assert DistributedConfig().by_towers(2, 2)
-    assert not DistributedConfig().by_towers(2, 2, modules=False)  # all vectors travel: more than distinct rows
-    assert sptt.by_towers(2, 2, modules=False)
     assert not DistributedConfig(exchange="flat").by_towers(2, 2)
     for towers, hosts, message in ((3, 2, "3 towers 2"), (0, 1, "towers 1")):
         with refuses(ConfigError, message):

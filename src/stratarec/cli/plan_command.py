@@ -115,7 +115,7 @@ def plan(args: argparse.Namespace) -> None:
     recipe = Recipe.load(args.recipe, args.overrides)
     _check_options(args)
     run = _plan_towers if args.towers is not None else _plan_device if args.device is not None else _plan_tables
-    with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}, modules=recipe.modules) as mesh:
+    with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}) as mesh:
         if args.hosts is not None:
             network = measure_network(mesh)
             run_cluster = _plan_fewest_hosts if args.hosts == _FEWEST else _plan_cluster
@@ -306,7 +306,7 @@ def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     from stratarec.models.base import build_tables
     from stratarec.planning.placement import make_hot_plan
     from stratarec.reporting.plan_page import print_plan
-    from stratarec.training.build import measured_memory, sharding_plan
+    from stratarec.training.build import exchanges_by_towers, measured_memory, sharding_plan
     from stratarec.training.forecast import bare_network, forecast_step
     from stratarec.training.gpu_memory import check_rows_device
     from stratarec.training.torch_setup import device_of
@@ -331,7 +331,7 @@ def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
         # Here one process on the CPU is predicted; `--hosts` predicts several ranks, and `--device` a GPU.
         is_local = ranks == 1 and config.device == "cpu"
         content["predicted"]["forecast"] = forecast_step(recipe, dataset, plan).to_dict() if is_local else None
-        by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts, modules=recipe.modules)
+        by_towers = ranks > 1 and exchanges_by_towers(recipe, dataset, hosts, ranks)
         sharding = sharding_plan(recipe, dataset, tables, plan, ranks, by_towers=by_towers)
     if args.json:
         print_json({**content, **({"sharding": sharding.to_dict()} if ranks > 1 else {})})

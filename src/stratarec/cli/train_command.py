@@ -53,7 +53,7 @@ def train(args: argparse.Namespace) -> None:
 
     content = read_content(args.recipe, args.overrides)
     recipe = Recipe.from_dict(content, args.recipe)
-    with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}, modules=recipe.modules) as mesh:
+    with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}) as mesh:
         dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
         plan = Plan.load(Path(args.plan)) if args.plan else None
         bases = [path for path in (recipe.run if args.resume else "", args.earlier or "") if path]

@@ -27,8 +27,8 @@ class DistributedConfig:
     exchange: ExchangeKind = "auto"
     """``flat``: every rank exchanges rows with every other rank. ``sptt``: the tables of tower t are on host t and
     looked up there, and only tower outputs are sent between hosts; it needs as many hosts as ``model.towers`` has
-    towers. ``auto``: ``sptt`` if the numbers of hosts and towers are equal and the model has tower modules, else
-    ``flat``. Both train the same model, up to rounding."""
+    towers. ``auto``: ``sptt`` if the numbers of hosts and towers are equal and it sends fewer bytes between hosts,
+    else ``flat``. Both train the same model, up to rounding."""
     sharding: ShardingKind = "auto"
     """``table``: each table is on one rank. ``row``: the rows of each table are divided among all ranks, or with
     ``sptt`` among the ranks of a host. ``auto``: complete tables where the load of ranks is then balanced."""
@@ -45,15 +45,8 @@ class DistributedConfig:
     def __post_init__(self) -> None:
         check_ranges(self, "distributed.", timeout="[1, 86400]", hosts="[1, inf)")
 
-    def by_towers(self, towers: int, hosts: int, *, modules: bool = True) -> bool:
-        """Return whether the exchange is ``sptt`` for a model with `towers` towers on `hosts` hosts.
-
-        The choice does not depend on measurements, so a resumed run uses the same exchange.
-
-        Parameters
-        ----------
-        modules : bool
-            Whether the model has tower modules, which it has if ``model.towers.compression`` is larger than 1.
+    def by_towers(self, towers: int, hosts: int) -> bool:
+        """Return whether the exchange is ``sptt``, or may be, for a model with `towers` towers on `hosts` hosts.
 
         Raises
         ------
@@ -66,4 +59,4 @@ class DistributedConfig:
                 f"distributed.exchange is sptt, but {have} and the number of hosts is {hosts}: expected two or more "
                 f"hosts with one tower each; write towers with `stratarec plan --towers {max(hosts, 2)} --write`"
             )
-        return towers == hosts > 1 and (self.exchange == "sptt" or (self.exchange == "auto" and modules))
+        return towers == hosts > 1 and self.exchange != "flat"

@@ -190,8 +190,7 @@ def difference(settings: Sequence[Mapping[str, object]]) -> RankError | None:
 
 @contextmanager
 def joined(
-    config: DistributedConfig | None = None, towers: int = 0, settings: Mapping[str, object] | None = None,
-    *, modules: bool = True,
+    config: DistributedConfig | None = None, towers: int = 0, settings: Mapping[str, object] | None = None
 ) -> Iterator[Mesh]:  # fmt: skip
     """Connect the ranks that torchrun's environment variables describe; disconnect at the end of the `with` block.
 
@@ -202,8 +201,6 @@ def joined(
         Number of towers of the model.
     settings : mapping
         JSON that must be equal on all ranks. Versions and the code must be equal too.
-    modules : bool
-        Whether the model has tower modules.
 
     Raises
     ------
@@ -219,7 +216,7 @@ def joined(
         return
     rank = number("RANK", -1)
     hosts = shape(config, size)
-    by_towers = config.by_towers(towers, hosts[0], modules=modules)
+    by_towers = config.by_towers(towers, hosts[0])
     if not 0 <= rank < size:
         raise ConfigError(f"RANK is {rank} of WORLD_SIZE {size}, expected 0 to {size - 1}; start ranks by torchrun")
     about = {

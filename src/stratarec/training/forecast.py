@@ -33,7 +33,6 @@ from stratarec.data.loading.loader import BatchShare, Loader
 from stratarec.distributed.config import WireKind
 from stratarec.distributed.measure import Collective, emulated_mesh
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.sharding import rows_sent
 from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.errors import ConfigError
 from stratarec.hot.config import HotConfig
@@ -60,7 +59,7 @@ from stratarec.planning.placement import make_hot_plan
 from stratarec.planning.plan import Plan
 from stratarec.planning.step_model import ExchangeModel, StepTime, StepWork, TableSeconds, step_time
 from stratarec.recipe import Recipe
-from stratarec.training.build import new_model, sharding_plan, table_loads
+from stratarec.training.build import exchanges_by_towers, new_model, rank_work, sharding_plan
 from stratarec.training.distributed import GradientReducer, RankStages
 from stratarec.training.gpu_memory import rows_memory
 from stratarec.training.resolve import in_numbers
@@ -82,18 +81,14 @@ def step_work(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None = No
     The number of operations is an estimate: six per weight and sample, and the products of all pairs of features. With
     towers, the true number of products is smaller.
     """
-    batch, model = recipe.train.batch_size, replace(recipe.model, towers=towers)
+    model = replace(recipe.model, towers=towers)
     tables = build_tables(model, dataset.schema, dataset.table_rows())
-    loads = table_loads(recipe, dataset, tables, None, ranks)
-    network = bare_network(model, dataset)
+    work, network = rank_work(recipe, dataset, tables, ranks), bare_network(model, dataset)
     modules = _weights(network.towers) if towers is not None else 0  # type: ignore[arg-type]
-    parameters, features = _weights(network) - modules, len(dataset.schema.sparse)
-    return StepWork(
-        batch=max(batch // ranks, 1), features=features, width=model.vector_width,
-        lookups=sum(load.lookups for load in loads) / batch,
-        flops=6.0 * parameters + 3.0 * features * features * model.vector_width,
-        parameters=parameters, tower_flops=6.0 * modules, tower_parameters=modules,
-        flat_rows=rows_sent(loads, ranks) / batch,
+    parameters = _weights(network) - modules
+    return replace(
+        work, flops=6.0 * parameters + 3.0 * work.features**2 * work.width, parameters=parameters,
+        tower_flops=6.0 * modules, tower_parameters=modules,
     )  # fmt: skip
 
 
@@ -353,7 +348,7 @@ def rank_seconds(recipe: Recipe, dataset: Dataset, cluster: Cluster) -> float:
         If the rank's part of the tables does not fit in `MEASURED_SHARE` of this machine's memory.
     """
     recipe = in_numbers(recipe, dataset)
-    by_towers = recipe.distributed.by_towers(recipe.towers, cluster.hosts, modules=recipe.modules)
+    by_towers = exchanges_by_towers(recipe, dataset, cluster.hosts, cluster.all_ranks)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     sharding = sharding_plan(recipe, dataset, tables, None, cluster.all_ranks, by_towers=by_towers)
     rank, most = sharding.critical, int(measure_tiers(MemoryConfig()).dram.bytes * MEASURED_SHARE)
@@ -390,7 +385,7 @@ def predict_step(recipe: Recipe, dataset: Dataset, cluster: Cluster, seconds: fl
     config, towers = recipe.distributed, recipe.model.towers
     work = step_work(recipe, dataset, towers, cluster.all_ranks)
     work = replace(work, gradient_bytes=2 if config.dense_wire == "bf16" else 4)
-    by_towers = config.by_towers(recipe.towers, cluster.hosts, modules=recipe.modules)
+    by_towers = exchanges_by_towers(recipe, dataset, cluster.hosts, cluster.all_ranks)
     if not by_towers:  # every rank has all towers
         work = replace(work, parameters=work.parameters + work.tower_parameters, tower_parameters=0)
     compression = towers.compression if towers is not None and by_towers else 1.0

@@ -42,6 +42,7 @@ from stratarec.recipe import Recipe, leaves
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.reporting.curve_writers import check_installed
 from stratarec.training import checkpoint
+from stratarec.training.build import exchanges_by_towers
 from stratarec.training.run.run_directory import read_recipe
 from stratarec.training.steps.state import TrainingState
 from stratarec.training.torch_setup import bf16_slowness
@@ -204,7 +205,7 @@ def exchange_remark(recipe: Recipe, mesh: Mesh) -> str:
         )
     if recipe.distributed.exchange == "flat":
         return "the exchange is flat, as distributed.exchange says"
-    return "the exchange is flat: by towers it sends more if towers have no modules (model.towers.compression 1)"
+    return "the exchange is flat: by towers it would not send fewer bytes between hosts"
 
 
 def load_training_state(run: Path, path: Path, recipe: Recipe, total_steps: int) -> TrainingState:
@@ -378,6 +379,8 @@ class ResolvedRun:
 
     recipe: Recipe
     """The recipe that is trained and written into the run."""
+    mesh: Mesh
+    """The mesh of the run. It has parts for towers if rows are exchanged by towers."""
     slate_key: SlateKey | None
     """Key of the slates that must not be divided between batches; None for a loss of single samples."""
     remarks: tuple[str, ...]
@@ -408,6 +411,8 @@ def resolve(
     recipe = in_numbers(recipe.with_fields(values), dataset)
     mesh.check_same({"recipe": recipe.to_dict(), "data": dataset.fingerprint})
     not_compared = check_prepared(recipe.data, dataset)
+    if mesh.between is not None and not exchanges_by_towers(recipe, dataset, mesh.hosts, mesh.ranks):
+        mesh = replace(mesh, inside=None, between=None)
     check_validation(recipe.train, dataset)
     check_installed(recipe.train.curves)
     check_average(recipe.train, mesh)
@@ -416,7 +421,9 @@ def resolve(
         describe_defaults(values, dataset), not_compared, slates.description if slates else "",
         exchange_remark(recipe, mesh),
     )  # fmt: skip
-    return ResolvedRun(recipe=recipe, slate_key=slates.by if slates else None, remarks=tuple(filter(None, lines)))
+    return ResolvedRun(
+        recipe=recipe, mesh=mesh, slate_key=slates.by if slates else None, remarks=tuple(filter(None, lines))
+    )  # fmt: skip
 
 
 def run_steps(train: TrainConfig, dataset: Dataset) -> int:

@@ -106,9 +106,10 @@ class Trainer:
         named: Mapping[str, Any] | None = None,
         earlier: Recipe | None = None,
     ) -> None:
-        self.mesh = mesh or Mesh.alone()
-        self.progress: Progress = (progress or progress_of_notebook()) if self.mesh.is_first else SilentProgress()
-        self._resolved = resolve(recipe, dataset, self.mesh, named=named, earlier=earlier)
+        mesh = mesh or Mesh.alone()
+        self.progress: Progress = (progress or progress_of_notebook()) if mesh.is_first else SilentProgress()
+        self._resolved = resolve(recipe, dataset, mesh, named=named, earlier=earlier)
+        self.mesh = self._resolved.mesh
         self.recipe, self.dataset, self.config = self._resolved.recipe, dataset, self._resolved.recipe.train
         self._device, self._plan = device_of(self.config.device, self.mesh.ranks), plan
         check_rows_device(self.recipe, self._device, plan)
