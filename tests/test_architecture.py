@@ -50,7 +50,7 @@ BUDGETS = {
     "distributed": 1_896,
     "serving": 1_212,
     "reporting": 1_911,
-    "models": 2_437,
+    "models": 2_441,
     "hot": 649,
     "data": 7_234,
     "embedding": 4_473,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stratarec.config.validate import check_ranges
+from stratarec.config.validate import check_finite
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 
@@ -29,21 +29,21 @@ class TowersConfig:
     """Number of cross layers in each tower of a dcnv2."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, "model.towers.", compression="[1, 1024]", cross_layers="[1, inf)")
+        check_finite(self, "model.towers.")
+        if not 1 <= self.compression <= 1024:
+            raise ConfigError(f"model.towers.compression is {self.compression:g}, expected 1 to 1024")
         if len(self.plan) < 2:
             raise ConfigError(f"model.towers.plan has {len(self.plan)} towers, expected at least two lists of features")
         for number, features in enumerate(self.plan):
             if not features:
                 raise ConfigError(f"model.towers.plan: tower {number} has no features")
+        if self.cross_layers < 1:
+            raise ConfigError(f"model.towers.cross_layers is {self.cross_layers}, expected at least 1")
 
     @property
     def plain(self) -> bool:
         """Whether the outputs of towers are their vectors, so that there are no tower modules."""
         return self.compression == 1
-
-    def vector_width(self, width: int) -> int:
-        """Return the width of output vectors, D / c but at least 1."""
-        return max(int(width / self.compression), 1)
 
     def columns(self, vectors: int, width: int) -> int:
         """Return the number of output columns of a tower with `vectors` vectors; `ConfigError` if it is less than
