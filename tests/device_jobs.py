@@ -154,7 +154,7 @@ def losses(case: dict[str, Any], device: str, steps: int, rows_on: str = "cpu") 
 
 def compare(names: Sequence[str], steps: int) -> None:
     """Print, as JSON, what each case gives on the CPU and on the device; many steps, of small models."""
-    cases = {name: {**CASES[name], "small": steps > 100} for name in names}
+    cases = {name: {**CASES[name], "small": steps > 40} for name in names}
     print(
         json.dumps({name: [losses(case, device, steps) for device in ("cpu", "lazy")] for name, case in cases.items()})
     )

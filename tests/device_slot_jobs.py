@@ -197,10 +197,10 @@ def _continued(saved: str, loaded: str) -> Iterator[bytes]:
     """Yield the bytes of tables that were trained and saved on slots of one kind, and further trained on another."""
     optimizer = RowOptimizerConfig(kind="adam", rows="all", learning_rate=0.01)
     tables = [
-        EmbeddingBagConfig(name=name, num_embeddings=300, embedding_dim=6, feature_names=(name,))
+        EmbeddingBagConfig(name=name, num_embeddings=120, embedding_dim=6, feature_names=(name,))
         for name in ("whole", "cached")
     ]
-    tiers = TierConfig(tables={"cached": TableTier(codec=CodecConfig(kind="int8"), cache_rows=64)}, ways=8)
+    tiers = TierConfig(tables={"cached": TableTier(codec=CodecConfig(kind="int8"), cache_rows=32)}, ways=8)
     with tempfile.TemporaryDirectory() as folder:
         manifest: dict[str, Any] = {}
         for kind, first_step in ((saved, 0), (loaded, 3)):
@@ -209,8 +209,8 @@ def _continued(saved: str, loaded: str) -> Iterator[bytes]:
             if first_step:
                 assert module.load(Path(folder), manifest) == ""
             for step in range(first_step, first_step + 3):
-                ids = torch.from_numpy(np.random.default_rng(step).integers(0, 300, 40))
-                features = KeyedJagged(keys=("whole", "cached"), values=ids, offsets=None, batch_size=20)
+                ids = torch.from_numpy(np.random.default_rng(step).integers(0, 120, 24))
+                features = KeyedJagged(keys=("whole", "cached"), values=ids, offsets=None, batch_size=12)
                 module(features).pooled.square().sum().backward()
             if not first_step:
                 manifest = module.save(Path(folder))

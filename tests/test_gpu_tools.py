@@ -37,8 +37,9 @@ def test_kernels_compile_for_a_gpu_without_spilling_and_with_exact_division() ->
 
 @pytest.mark.slow
 def test_slots_of_a_gpu_agree_with_those_of_the_cpu() -> None:
-    lines = run(sys.executable, str(TOOLS / "slots.py")).splitlines()
-    assert [line.split(": ")[1].split()[0] for line in lines] == ["0", "0", "0"], lines
+    """The other workloads are compared in `embedding/test_device_slots.py`."""
+    (line,) = run(sys.executable, str(TOOLS / "slots.py"), "1").splitlines()
+    assert line.split(": ")[1].split()[0] == "0", line
 
 
 @pytest.mark.slow

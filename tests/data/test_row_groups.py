@@ -158,7 +158,7 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.parametrize(
-    ("writer", "step"), [("plain", 59), *(pytest.param(each, 11, marks=pytest.mark.slow) for each in WRITERS)]
+    ("writer", "step"), [("plain", 59), *(pytest.param(each, 23, marks=pytest.mark.slow) for each in WRITERS)]
 )
 def test_a_flipped_bit_of_a_footer_gives_rows_or_one_error(tmp_path: Path, writer: str, step: int) -> None:
     """In a process, since pyarrow ends the one that asks for a column of a damaged schema."""

@@ -35,7 +35,7 @@ from stratarec.kernels.update import Gradients, RowUpdate, Slots, UpdateWorkspac
 
 TESTS = Path(__file__).parents[1]
 # 272 is 4 blocks of 68 floats, of which the second begins in the middle of a cache line, or 17 of 16.
-EVERY = sized([272], [*range(1, 70), *range(70, 601, 13), 272, 274, 599])
+EVERY = sized([272], [*range(1, 34), *range(34, 601, 27), 272, 274, 599])
 # Rows of more than 32 blocks, of a few floats each, take the interpreter 20 times as long as all others: two of them.
 WIDTHS = [width for width in EVERY if width // blocks(width)[0] <= 32 or width in (274, 599)]
 ROWS, SAMPLES = 3, 2

@@ -34,7 +34,7 @@ def compared(names: tuple[str, ...], steps: int, **options: str) -> None:
     for name, (expected, got) in found.items():
         same = CASES[name]["kind"] not in OTHER_ORDERS and not CASES[name].get("grouped")
         # Adam on all rows makes steps of a rounding's sign: what sums of another order differ by grows, to 3e-4 so far.
-        grown = steps > 100 and name == "recipe taobaoad_x1"
+        grown = steps > 40 and name == "recipe taobaoad_x1"
         assert got == pytest.approx(expected, rel=0, abs=0.0 if same else 1e-3 if grown else 1e-6), name
 
 
@@ -51,7 +51,7 @@ def test_losses_are_those_of_the_cpu_by_any_schedule(schedule: str) -> None:
 @pytest.mark.slow
 def test_many_steps_of_each_model_and_shipped_recipe_are_those_of_the_cpu() -> None:
     assert {case["kind"] for case in SHIPPED.values()} == {"dlrm", "dcnv2", "din"}
-    compared((*(kind for kind in KINDS if kind not in ("dlrm", "dcnv2", "din")), *SHIPPED), 101, schedule="all-lazy")
+    compared((*(kind for kind in KINDS if kind not in ("dlrm", "dcnv2", "din")), *SHIPPED), 41, schedule="all-lazy")
 
 
 @pytest.mark.slow
