@@ -1,6 +1,6 @@
-"""The shape of the house: rooms, which way imports point, and how large anything may be.
+"""Packages and their layers, the direction of imports, and limits of sizes.
 
-Maxima alone: what demands that the middle one is small makes modules that are nothing but a header.
+Only maxima are limited: limits of means lead to modules that contain little but a header.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import stratarec
 
 ROOT = Path(stratarec.__file__).parent
 
-# From the front door down. What stands on a floor may import from its own room and from floors below, never from its
-# neighbours or from above.
-FLOORS = (
+# The layers, from the top. A package imports only from itself and from lower layers.
+LAYERS = (
     ("__main__",),
     ("estimator",),
     ("cli",),
@@ -35,9 +34,9 @@ FLOORS = (
     ("io", "config", "progress"),
     ("errors",),
 )
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 LOOSE = {"__init__.py", "__main__.py", "errors.py", "progress.py"}
-"""Modules that are in no room."""
+"""Modules that are in no package."""
 MODULE_LINES, FILES, PARAMETERS = 800, 16, 10
 """At most: lines of a module outside `kernels`, files of a folder, parameters of a function."""
 BUDGETS = {
@@ -61,7 +60,7 @@ BUDGETS = {
     "progress": 47,
     "errors": 24,
 }
-"""Most lines of code of each room; blank lines, docstrings and comments are not counted."""
+"""Maximum lines of code of each package; blank lines, docstrings and comments are not counted."""
 MODULES = sorted(ROOT.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in MODULES}
 
@@ -72,19 +71,19 @@ def module_name(path: Path) -> str:
 
 
 INNER = [path for path in MODULES if module_name(path)]
-"""All but the package itself, which names what is public."""
+"""All modules except `stratarec/__init__.py`, which lists the public names."""
 
 
-def room(module: str) -> str:
+def package(module: str) -> str:
     return module.partition(".")[0]
 
 
 def imports(tree: ast.AST) -> set[str]:
-    """Modules of the project that a module imports: at its head, when it is called, and for types alone."""
+    """Return the modules of the project that a module imports: at its top, inside functions, and for types only."""
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            # `from stratarec import kernels` names a room, too.
+            # `from stratarec import kernels` names a package, too.
             whole = node.module == "stratarec"
             names.update(f"stratarec.{alias.name}" for alias in node.names) if whole else names.add(node.module)
     return {name.removeprefix("stratarec.") for name in names if name.startswith("stratarec.")}
@@ -96,7 +95,7 @@ def calls(tree: ast.AST, name: str) -> bool:
 
 
 def test_text_goes_to_a_terminal_in_a_few_places_that_show_what_would_act_on_it() -> None:
-    """A value of a log, or a name in a file of somebody else's, must not reach a terminal as it is."""
+    """Values of logs and names in foreign files must be escaped before they are printed."""
     found = {name: {module_name(path) for path, tree in TREES.items() if calls(tree, name)} for name in PRINTING}
     assert found == PRINTING
 
@@ -125,34 +124,34 @@ def count_code_lines(text: str, tree: ast.AST) -> int:
     return len(lines)
 
 
-def test_rooms_keep_within_their_budgets_of_code() -> None:
+def test_packages_keep_within_their_budgets_of_code() -> None:
     sizes: Counter[str] = Counter()
     for path in INNER:
-        sizes[room(module_name(path))] += count_code_lines(path.read_text(), TREES[path])
+        sizes[package(module_name(path))] += count_code_lines(path.read_text(), TREES[path])
     over = {name: (lines, BUDGETS[name]) for name, lines in sizes.items() if lines > BUDGETS[name]}
-    assert not over, "lines of code and budget of each room; raising a budget needs a reason in the commit message"
+    assert not over, "lines of code and budget of each package; raising a budget needs a reason in the commit message"
 
 
-def test_every_module_is_in_a_room() -> None:
+def test_every_module_is_in_a_package() -> None:
     assert {path.name for path in ROOT.glob("*.py")} == LOOSE
-    rooms = {path.relative_to(ROOT).parts[0] for path in MODULES if path.parent != ROOT}
-    assert rooms == FLOOR.keys() - {Path(name).stem for name in LOOSE}
+    packages = {path.relative_to(ROOT).parts[0] for path in MODULES if path.parent != ROOT}
+    assert packages == LAYER.keys() - {Path(name).stem for name in LOOSE}
 
 
 def test_imports_point_down() -> None:
     wrong = {}
     for path in INNER:
-        own = room(module_name(path))
-        strangers = [name for name in imports(TREES[path]) if room(name) != own and FLOOR[room(name)] <= FLOOR[own]]
-        if strangers:
-            wrong[module_name(path)] = strangers
-    assert not wrong, "modules import what stands beside them or above"
+        own = package(module_name(path))
+        refused = [name for name in imports(TREES[path]) if package(name) != own and LAYER[package(name)] <= LAYER[own]]
+        if refused:
+            wrong[module_name(path)] = refused
+    assert not wrong, "modules import from their own layer or from a higher one"
 
 
 def test_kernels_know_the_kernels_and_the_errors_alone() -> None:
     for path in (ROOT / "kernels").rglob("*.py"):
-        strangers = {name for name in imports(TREES[path]) if room(name) not in ("kernels", "errors")}
-        assert not strangers, f"{module_name(path)} imports {strangers}"
+        refused = {name for name in imports(TREES[path]) if package(name) not in ("kernels", "errors")}
+        assert not refused, f"{module_name(path)} imports {refused}"
 
 
 def test_modules_say_what_they_are() -> None:
@@ -203,7 +202,7 @@ def test_nothing_takes_a_tensor_for_an_array_of_the_host_that_may_lie_elsewhere(
     """Other modules say so: ``.cpu().numpy()``."""
     for path in MODULES:
         module = module_name(path)
-        if room(module) == "kernels" or any(module == name or module.startswith(f"{name}.") for name in HOST):
+        if package(module) == "kernels" or any(module == name or module.startswith(f"{name}.") for name in HOST):
             continue
         calls = [
             node.func.value
