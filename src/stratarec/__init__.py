@@ -7,8 +7,9 @@ result = stratarec.Trainer(recipe, dataset).train()
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stratarec.io.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from stratarec.batch.batch import Batch as Batch
@@ -29,30 +30,4 @@ if TYPE_CHECKING:
     from stratarec.serving.scorer import Scorer as Scorer
     from stratarec.training.trainer import Trainer as Trainer
 
-# Loaded when first used: importing the package alone must not cost what torch costs.
-_HOMES = {
-    "Batch": "batch.batch",
-    "ClickModel": "estimator.click_model",
-    "Dataset": "data.dataset.dataset",
-    "EmbeddingBagConfig": "embedding",
-    "InverseJagged": "batch.jagged",
-    "JaggedTensor": "batch.jagged",
-    "KeyedJagged": "batch.jagged",
-    "Loader": "data.loading.loader",
-    "LoaderConfig": "data.loading.loader",
-    "PrepareConfig": "data.prepare.config",
-    "Recipe": "recipe",
-    "RowOptimizerConfig": "embedding",
-    "Scorer": "serving.scorer",
-    "StrataError": "errors",
-    "TieredEmbeddingBagCollection": "embedding",
-    "Trainer": "training.trainer",
-    "prepare": "data.prepare.prepare",
-}
-__all__ = sorted(_HOMES)  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'stratarec' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"stratarec.{_HOMES[name]}"), name)
+__getattr__, __all__ = lazy_names(__name__, __file__)

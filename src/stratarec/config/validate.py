@@ -7,7 +7,7 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,6 +229,12 @@ def check_ranges(config: Any, where: str, **intervals: str) -> None:
                 limits += f" and {'at most' if interval[-1] == ']' else 'less than'} {most:.15g}"
             limits = limits if math.isfinite(value) else f"a finite number of {limits}"
             raise ConfigError(f"{where}{name} is {value}, expected {limits}")
+
+
+def check_choice(value: object, field: str, choices: Collection[str]) -> None:
+    """Refuse a value that is not one of `choices`: Python callers may pass any value to a field."""
+    if value not in choices:
+        raise ConfigError(f"{field} is {value!r}, expected one of {', '.join(choices)}")
 
 
 _SEEDS = 1 << 63

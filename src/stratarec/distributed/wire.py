@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stratarec.config.validate import check_choice
 from stratarec.distributed.config import WireKind
 from stratarec.embedding.codecs import FloatRows, RecordCodec
 from stratarec.embedding.config import CodecConfig
-from stratarec.errors import ConfigError, TrainingError
+from stratarec.errors import TrainingError
 from stratarec.kernels.random import mix_array, table_key
 from stratarec.kernels.rectangles import Parts, copy_parts, parts_of, swapped
 
@@ -82,8 +83,7 @@ class Wire:
     """
 
     def __init__(self, kind: WireKind, seed: int, rank: int) -> None:
-        if kind not in WIRES:
-            raise ConfigError(f"wire is {kind!r}, expected one of {', '.join(WIRES)}")
+        check_choice(kind, "wire", WIRES)
         self._config, self._scaled = WIRES[kind].codec, WIRES[kind].scaled
         self.kind, self._seed, self._rank = kind, seed, rank
         self._codecs: dict[int, RecordCodec] = {}

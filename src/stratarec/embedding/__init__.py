@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stratarec.io.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from stratarec.embedding.collection import EmbeddingCollection as EmbeddingCollection
@@ -19,25 +20,4 @@ if TYPE_CHECKING:
     from stratarec.embedding.tiers import TableTier as TableTier
     from stratarec.embedding.tiers import TierConfig as TierConfig
 
-# Loaded when first used: recipes are read without torch and Numba, which take seconds to load.
-_HOMES = {
-    "CodecConfig": "config",
-    "EmbeddingBagConfig": "config",
-    "EmbeddingCollection": "collection",
-    "Embeddings": "collection",
-    "Handle": "lookup_engine",
-    "Prefetcher": "prefetch",
-    "Prepared": "lookup_engine",
-    "RowOptimizerConfig": "optimizers",
-    "ScheduleConfig": "optimizers",
-    "TableTier": "tiers",
-    "TierConfig": "tiers",
-    "TieredEmbeddingBagCollection": "collection",
-}
-__all__ = sorted(_HOMES)  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __all__ = lazy_names(__name__, __file__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_type_hints
 
-from stratarec.config.validate import check_ranges
+from stratarec.config.validate import check_choice, check_ranges
 from stratarec.errors import ConfigError
 
 
@@ -44,8 +44,7 @@ class EmbeddingBagConfig:
         check_ranges(
             self, f"table {self.name!r}: ", num_embeddings="[1, inf)", embedding_dim="[1, inf)", initial="[0, inf)"
         )
-        if self.pooling not in ("sum", "mean"):
-            raise ConfigError(f"table {self.name!r}: pooling is {self.pooling!r}, expected 'sum' or 'mean'")
+        check_choice(self.pooling, f"table {self.name!r}: pooling", ("sum", "mean"))
         if self.part is not None:
             last = self.part.first + (self.num_embeddings - 1) * self.part.stride
             if not 0 <= self.part.first <= last < self.part.rows:
@@ -90,9 +89,7 @@ class CodecConfig:
     def __post_init__(self) -> None:
         choices = get_type_hints(type(self))
         for field in fields(self):
-            value, allowed = getattr(self, field.name), get_args(choices[field.name])
-            if value not in allowed:
-                raise ConfigError(f"codec.{field.name} is {value!r}, expected one of {', '.join(allowed)}")
+            check_choice(getattr(self, field.name), f"codec.{field.name}", get_args(choices[field.name]))
 
 
 def check_tables(tables: tuple[EmbeddingBagConfig, ...]) -> None:

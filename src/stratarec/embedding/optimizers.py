@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from stratarec.config.validate import check_ranges
+from stratarec.config.validate import check_choice, check_ranges
 from stratarec.errors import ConfigError, TrainingError
 
 if TYPE_CHECKING:  # recipes are read without torch and Numba
@@ -83,8 +83,7 @@ class ScheduleConfig:
     """Exponent of the polynomial decay; 1 is linear."""
 
     def __post_init__(self) -> None:
-        if self.kind not in SCHEDULES:
-            raise ConfigError(f"schedule.kind is {self.kind!r}, expected one of {', '.join(SCHEDULES)}")
+        check_choice(self.kind, "schedule.kind", SCHEDULES)
         check_ranges(
             self, "schedule.", warmup_steps="[0, inf)", warmup_share="[0, 1)", total_steps="[0, inf)",
             final_factor="[0, 1]", power="(0, inf)",
@@ -160,14 +159,9 @@ class RowOptimizerConfig:
     """Factor on the learning rate over steps."""
 
     def __post_init__(self) -> None:
-        # Checked here in addition to the type: Python callers may pass any string.
-        if self.kind not in ROW_OPTIMIZERS:
-            *others, last = ROW_OPTIMIZERS
-            raise ConfigError(f"optimizer.kind is {self.kind!r}, expected {', '.join(others)} or {last}")
-        if self.decay not in ("l2", "decoupled"):
-            raise ConfigError(f"optimizer.decay is {self.decay!r}, expected l2 or decoupled")
-        if self.rows not in ("batch", "all"):
-            raise ConfigError(f"optimizer.rows is {self.rows!r}, expected batch or all")
+        check_choice(self.kind, "optimizer.kind", ROW_OPTIMIZERS)
+        check_choice(self.decay, "optimizer.decay", ("l2", "decoupled"))
+        check_choice(self.rows, "optimizer.rows", ("batch", "all"))
         if self.rows == "all" and not (self.weight_decay or ROW_OPTIMIZERS[self.kind].lingers):
             raise ConfigError(
                 f"optimizer.rows is all, but {self.kind} without optimizer.weight_decay does not change rows that a "

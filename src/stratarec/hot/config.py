@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from pydantic import BeforeValidator
 
 from stratarec.config.units import parse_bytes
+from stratarec.config.validate import check_choice
 from stratarec.errors import ConfigError
 
 Batches: TypeAlias = Literal["proportional", "none"]
@@ -36,8 +37,7 @@ class HotConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", _budget(self.budget))
-        if self.batches not in get_args(Batches):
-            raise ConfigError(f"hot.batches is {self.batches!r}, expected one of {', '.join(get_args(Batches))}")
+        check_choice(self.batches, "hot.batches", get_args(Batches))
 
     @property
     def separate_batches(self) -> bool:

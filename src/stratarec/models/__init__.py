@@ -5,8 +5,9 @@ Each model is a module of `zoo/`, its settings in `zoo/config.py`, and an entry 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stratarec.io.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from stratarec.models.base import CTRModel as CTRModel
@@ -25,28 +26,4 @@ if TYPE_CHECKING:
     from stratarec.models.zoo.fields import Fields as Fields
     from stratarec.models.zoo.fields import Terms as Terms
 
-# Loaded when first used: recipes are read without torch and Numba, which take seconds to load.
-_HOMES = {
-    "CTRModel": "base",
-    "DLRMConfig": "zoo.config",
-    "Fields": "zoo.fields",
-    "HeadsConfig": "config",
-    "HistoryConfig": "config",
-    "MLP": "layers",
-    "ModelConfig": "registry",
-    "Network": "base",
-    "Runs": "request",
-    "Score": "base",
-    "Terms": "zoo.fields",
-    "TowersConfig": "tower_config",
-    "VectorsConfig": "config",
-    "build_model": "build",
-    "build_network": "build",
-}
-__all__ = sorted(_HOMES)  # noqa: PLE0605
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __all__ = lazy_names(__name__, __file__)

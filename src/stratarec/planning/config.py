@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from pydantic import BeforeValidator
 
 from stratarec.config.units import parse_bytes
-from stratarec.config.validate import check_ranges
+from stratarec.config.validate import check_choice, check_ranges
 from stratarec.embedding.config import CachePolicy, CodecConfig, CodecKind
 from stratarec.errors import ConfigError
 
@@ -87,10 +87,7 @@ class CacheConfig:
     """Number of slots per set."""
 
     def __post_init__(self) -> None:
-        if self.policy not in get_args(CachePolicy):
-            raise ConfigError(
-                f"memory.cache.policy is {self.policy!r}, expected one of {', '.join(get_args(CachePolicy))}"
-            )
+        check_choice(self.policy, "memory.cache.policy", get_args(CachePolicy))
         check_ranges(self, "memory.cache.", fraction="(0, 1]", ways="[1, 256]")
 
 
@@ -130,9 +127,7 @@ class MemoryConfig:
         _set_size(self, "dram", "memory.dram")
         named = {"": self.precision} if isinstance(self.precision, str) else dict(self.precision)
         for table, precision in named.items():
-            if precision not in get_args(Precision):
-                where = f"memory.precision.{table}" if table else "memory.precision"
-                raise ConfigError(f"{where} is {precision!r}, expected one of {', '.join(get_args(Precision))}")
+            check_choice(precision, f"memory.precision{'.' * bool(table)}{table}", get_args(Precision))
         check_ranges(self, "memory.", lookahead=f"[0, {MOST_AHEAD}]")
         if self.block and self.mapped and self.block.path == self.mapped.path:
             raise ConfigError(f"memory.block.path and memory.mapped.path are both {self.block.path!r}; name two")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
+from stratarec.config.validate import check_choice
 from stratarec.errors import ConfigError, ExportError
 from stratarec.io.names import as_html
 from stratarec.kernels.runtime.threads import within_cores
@@ -145,8 +146,7 @@ class Scorer:
 
 
 def _with_runtime(model: ExportedModel, runtime: Runtime) -> ExportedModel:
-    if runtime not in get_args(Runtime):
-        raise ConfigError(f"runtime is {runtime!r}, expected one of {', '.join(get_args(Runtime))}")
+    check_choice(runtime, "runtime", get_args(Runtime))
     if runtime == "torch":
         return model
     try:
