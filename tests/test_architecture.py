@@ -45,25 +45,15 @@ BUDGETS = {
     "cli": 3_993,
     "training": 6_691,
     "recipe": 420,
-<<<<<<< HEAD
     "planning": 2_343,
-=======
-    "planning": 2_337,
->>>>>>> 2cd67fe8 (Lower the budgets to what is there; config and io grow by what other packages no longer repeat)
     "distributed": 1_896,
     "serving": 1_212,
     "reporting": 1_911,
     "models": 2_404,
     "hot": 649,
-<<<<<<< HEAD
     "data": 7_234,
     "embedding": 4_447,
     "batch": 315,
-=======
-    "data": 7_205,
-    "embedding": 4_447,
-    "batch": 311,
->>>>>>> 2cd67fe8 (Lower the budgets to what is there; config and io grow by what other packages no longer repeat)
     "kernels": 7_082,
     "io": 779,
     "config": 288,
