@@ -183,7 +183,7 @@ def test_the_walk_finds_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("path", sorted({path for path, _, _ in FIELDS}), ids=".".join)
-@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "nan", "inf"])
+@pytest.mark.parametrize("value", [".nan", "-.inf", "inf"])
 def test_a_recipe_names_the_field_that_is_no_number(tmp_path: Path, path: tuple[str, ...], value: str) -> None:
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path)))
     # The recipe's source has no schema, which is what it hears where the value is text.

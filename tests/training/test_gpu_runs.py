@@ -31,6 +31,7 @@ def test_a_run_trains_resumes_and_opens_with_rows_on_either_device(tmp_path: Pat
     run("either_device", tmp_path)
 
 
+@pytest.mark.slow
 def test_hot_batches_over_int8_homes_have_the_bits_of_dram(tmp_path: Path) -> None:
     run("hot_and_rounded", tmp_path)
 
