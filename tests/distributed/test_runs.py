@@ -36,7 +36,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def content(root: Path, **train: Any) -> dict[str, Any]:
     found = tiny(root, **{"batch_size": 120, "max_steps": 30, "epochs": 3, "eval_every": 12, "portions": 3, **train})
-    found["data"]["source"]["samples"] = 3000
+    found["data"]["source"]["samples"] = 4500
     found["data"]["source"]["scale"] = 0.05
     found["data"]["vocabulary"] = {"min_count": 1, "tail_buckets": 4}
     found["model"]["embedding_dim"] = 8
