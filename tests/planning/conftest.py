@@ -1,15 +1,12 @@
-"""Measurements in small: the same engine on fewer and smaller tables, in a tenth of the time."""
+"""Short measurements for all tests of plans."""
 
 from __future__ import annotations
 
 import pytest
 
-from stratarec.planning import machine
+from recipes import measure_briefly
 
 
 @pytest.fixture(autouse=True)
-def _small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = ((2, 4, 16, 4), (2, 4, 64, 4), (6, 4, 16, 4), (6, 8, 64, 2), (2, 8, 64, 12))
-    monkeypatch.setattr(machine, "SHAPES", shapes)
-    monkeypatch.setattr(machine, "_TABLE_BYTES", 1 << 18)
-    monkeypatch.setattr(machine, "_WARM_SAMPLES", 256)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_briefly(monkeypatch)

@@ -15,7 +15,6 @@ from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.models.base import build_tables
-from stratarec.planning import machine
 from stratarec.planning.candidates import describe_tables
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
@@ -36,11 +35,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    """Measurements of moments, kept for all tests of the file."""
+    """Keep measurements for all tests of the file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
-    monkeypatch.setattr(machine, "_SECONDS", 0.02)
-    monkeypatch.setattr(machine, "_FILE_BYTES", 8 << 20)
-    monkeypatch.setattr(machine, "_DRAM_BYTES", 16 << 20)
 
 
 def as_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> Plan:

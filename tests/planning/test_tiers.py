@@ -5,19 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from stratarec.planning import machine
 from stratarec.planning.config import BlockConfig, MappedConfig, MemoryConfig
 from stratarec.planning.machine import Tiers, measure_tiers
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measurements of moments, on small files."""
-    monkeypatch.setattr(machine, "_SECONDS", 0.02)
-    monkeypatch.setattr(machine, "_FILE_BYTES", 8 << 20)
-    monkeypatch.setattr(machine, "_DRAM_BYTES", 16 << 20)
 
 
 def memory(root: Path) -> MemoryConfig:

@@ -11,7 +11,6 @@ import yaml
 from errors import check_refusal, missing
 from recipes import prepared, tiny
 from stratarec.cli import main
-from stratarec.planning import machine
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
@@ -34,11 +33,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    """Measurements of moments, kept for all tests of the file."""
+    """Keep measurements for all tests of the file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(machine, "_SECONDS", 0.02)
-    monkeypatch.setattr(machine, "_DRAM_BYTES", 16 << 20)
 
 
 def plan(home: Path, *arguments: str) -> int:

@@ -13,9 +13,8 @@ import pytest
 import yaml
 
 from errors import missing
-from recipes import tiny
+from recipes import measure_briefly, tiny
 from stratarec.cli import main
-from stratarec.planning import machine
 
 NAME = 'a <b>run & "more"'
 FEATURE = "<u>item"
@@ -28,8 +27,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("pages")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-        for name, value in (("_SECONDS", 0.02), ("_FILE_BYTES", 8 << 20), ("_DRAM_BYTES", 16 << 20)):
-            patch.setattr(machine, name, value)
+        measure_briefly(patch)
         recipe = str(write(root / "recipe.yaml", {**tiny(root, max_steps=40, report=True), "name": NAME}))
         short = str(write(root / "short.yaml", few(root)))
         for command in (
