@@ -48,16 +48,16 @@ def bins(x: float, edges: list[float]) -> list[float]:
 
 def member(made: Any, k: int, x: Tensor, rows: Tensor) -> Tensor:
     """One member's logit of one sample, by its formula."""
-    parts, logit, scale = [], made.out.bias[k : k + 1].clone(), 0.3 if CONFIG.kinds[k] == "slow" else 1.0
+    parts, logit = [], made.out.bias[k : k + 1].clone()
     for i in range(len(x)):
         z = torch.tensor(bins(float(x[i]), made.numbers.encode.edges[i].tolist()), dtype=torch.float64)
         vectors = (z @ made.numbers.weight[i] + made.numbers.bias[i, 0]).relu()
-        parts.append(vectors[k * D : (k + 1) * D] * scale)
-        logit = logit + x[i].clamp(-8, 8) * made.numbers.first[i, k] * scale
+        parts.append(vectors[k * D : (k + 1) * D])
+        logit = logit + x[i].clamp(-8, 8) * made.numbers.first[i, k]
     for row in rows:
         own = row[k * (D + 1) : (k + 1) * (D + 1)]
-        parts.append(own[:D] * scale)
-        logit = logit + own[D] * scale
+        parts.append(own[:D])
+        logit = logit + own[D]
     hidden = torch.cat(parts)
     for place, layer in enumerate(made.layers):
         hidden = hidden @ layer.weight[k] + layer.bias[k, 0]

@@ -45,6 +45,7 @@ from stratarec.training.baseline.fit_methods import (
     fit_methods,
     read,
     regression,
+    trees,
 )
 from stratarec.training.evaluate import ScoredSamples
 
@@ -143,6 +144,24 @@ def test_a_training_sample_gets_the_share_of_other_folds_alone(key: str) -> None
     np.testing.assert_allclose(shares.columns(bag, None)[0], [told(row, lambda other: True) for row in range(60)])
     unseen = Bags(np.array([10_000, -5]), np.array([1, 1]))
     np.testing.assert_allclose(shares.columns(unseen, None)[0], [rate, rate], rtol=1e-6)
+
+
+def test_values_that_only_some_splits_lack_are_columns_of_the_same_meaning() -> None:
+    full = arrays()
+    lengths = np.ones(60, dtype=np.int64)
+    lengths[::7] = 0
+    one = full.bags["one"]
+    gaps = full._replace(bags={**full.bags, "one": Bags(one.ids[lengths > 0], lengths)})
+    for train, other in ((full, gaps), (gaps, full)):
+        shares = _Shares(train.bags["one"], train)
+        share, count = shares.columns(other.bags["one"], None)
+        missing = other.bags["one"].lengths == 0
+        np.testing.assert_allclose(share[missing], train.label.mean(), rtol=1e-6)
+        assert not count[missing].any()
+        assert (count[~missing] > 0).all()
+        for rows in (9, 1000):
+            scores = trees(train, train, Settings({"one": rows, "list": 12}, 0, 1))(other)
+            assert scores.shape == (60,)
 
 
 def test_regression_finds_what_values_add_and_heeds_validation(home: Path) -> None:

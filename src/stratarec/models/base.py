@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
 from stratarec.errors import ConfigError, TrainingError
@@ -24,6 +25,7 @@ from stratarec.models.heads import MMoE, SharedBottom, build_heads
 from stratarec.models.history import History, HistoryWindows, build_pooling
 from stratarec.models.request import Request, Runs, chosen
 from stratarec.models.zoo.fields import Terms
+from stratarec.models.zoo.trees import TreeMembers
 
 
 def build_tables(
@@ -132,6 +134,22 @@ class Network(nn.Module):
     def captured(self) -> bool:
         """Whether training on an NVIDIA GPU uses a CUDA graph, if no batch has histories or shared vectors."""
         return len(self.labels) == 1 and getattr(self.score, "captured", False)
+
+    @property
+    def trees(self) -> TreeMembers | None:
+        """Members of an ensemble that are boosted trees; None for other models."""
+        return getattr(self.score, "trees", None)
+
+    @property
+    def tree_columns(self) -> int:
+        """Number of columns behind the dense features in the input of the network outside training."""
+        return 0 if self.trees is None else len(self.trees.nodes)
+
+    def inputs(self, dense: Tensor, sparse: KeyedJagged) -> Tensor:
+        """Return the dense features, followed by the logits of trees if there are any. Training does not use these."""
+        if self.trees is None or self.training:
+            return dense
+        return torch.cat([dense, self.trees(dense, sparse)], dim=1)
 
     def set_labels(self, labels: tuple[str, ...], config: VectorsConfig) -> None:
         """Set the labels. For several labels, heads replace the last layer."""
@@ -286,7 +304,8 @@ class CTRModel(nn.Module):
     ) -> tuple[Tensor, Tensor, list[History], Runs | None]:
         """Return the network's inputs: dense numbers, pooled vectors, histories, and the `Runs` of shared vectors."""
         # The copy to the device starts first, so that it overlaps with the lookups.
-        dense = self.embeddings.engine.transfers.up(batch.dense)
+        sparse = batch.sparse if self.network.trees is None else batch.expanded().sparse
+        dense = self.embeddings.engine.transfers.up(self.network.inputs(batch.dense, sparse))
         return dense, *self.look_up(request, batch.size, self.network.sequence_keys, prepared)
 
     def look_up(

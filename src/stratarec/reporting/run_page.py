@@ -183,13 +183,14 @@ def _members(model: Mapping[str, Any], position: Mapping[str, Any], result: Mapp
     entry: dict[str, Any] = next(
         (one for one in position["evaluations"] if one["step"] == step_of(result["checkpoint"])), {}
     )
-    kinds = model.get("member_kinds", ())
+    networks = [kind for kind in model.get("member_kinds", ()) for _ in range(2)]
+    members = entry.get("members", ())
+    kinds = [networks[member % len(networks)] for member in range(model.get("members", 0))] + ["trees"] * len(members)
     return ShownTable(
         heads=("member", "kind", "step", METRICS["log_loss"].label, "weight"),
         rows=[
-            (f"{member + 1}", kinds[member // 2 % len(kinds)], f"{one['step']:,}", f"{one['log_loss']:.5f}",
-             f"{one['weight']:.3f}")
-            for member, one in enumerate(entry.get("members", ()))
+            (f"{member + 1}", kind, f"{one['step']:,}", f"{one['log_loss']:.5f}", f"{one['weight']:.3f}")
+            for member, (kind, one) in enumerate(zip(kinds, members, strict=False))
         ],
     )  # fmt: skip
 

@@ -97,7 +97,10 @@ def _example(network: Network, manifest: ExportManifest, batch: int, length: int
         return torch.randn(shape, generator=generator)
 
     columns = sum(widths[entry.feature] for entry in manifest.pooled)
-    inputs = {"dense": draw(batch, len(manifest.columns.dense)), "pooled": 0.1 * draw(batch, columns)}
+    inputs = {
+        "dense": draw(batch, len(manifest.columns.dense) + network.tree_columns),
+        "pooled": 0.1 * draw(batch, columns),
+    }
     lengths = [length + 2 * place for place, names in enumerate(network.event_columns) for _ in names]
     for number, (name, longest) in enumerate(zip(network.sequence_keys, lengths, strict=True)):
         inputs[f"rows_{number}"] = 0.1 * draw(batch, longest, widths[name])

@@ -159,6 +159,7 @@ def _with_runtime(model: ExportedModel, runtime: Runtime) -> ExportedModel:
 
 def _logits(model: ExportedModel, dense: Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
     pooled, histories = model.tables.look_up(averaged(sparse, model.network.weighted_means))
+    dense = model.network.inputs(dense, sparse)
     # Contexts of torch take 20 us, so they are entered only if torch computes the network.
     if model.onnx is not None and not any(map(_is_mostly_padding, histories)):
         return model.onnx(dense, pooled, histories)

@@ -37,6 +37,7 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.models.metrics import METRICS
 from stratarec.models.registry import score_of
+from stratarec.models.zoo.config import EnsembleConfig
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe, leaves
 from stratarec.recipe.train_section import TrainConfig
@@ -257,6 +258,8 @@ _SMALLEST, _LARGEST = 128, 4096
 # With fewer training samples than _FEW, a run has _EPOCHS epochs. With fewer than _MEDIUM, an ensemble has ten.
 _FEW, _EPOCHS, _MEDIUM = 20_000, 2, 50_000
 _EVALUATIONS = 4
+# Maximum number of trees of an ensemble's member, and of training samples for which they are fitted by default.
+_TREES, _MOST_OF_TREES = 600, 300_000
 # Number of columns above which an ensemble's learning rates fall, and its sizes by the maximum number of columns.
 _COLUMNS = 200
 _SIZES: dict[float, dict[str, Any]] = {
@@ -315,7 +318,8 @@ def _of_ensemble(samples: int, validated: bool, batch_size: int, columns: int) -
     rate = round((0.001 if several else 0.004) * min(_COLUMNS / max(columns, 1), 1), 6)
     falling = {f"train.{part}.schedule.kind": "polynomial" for part in ("dense", "embedding")}
     return {
-        "model.members": 10 if samples < _FEW else 8,
+        "model.members": 6 if samples < _FEW else 8,
+        "model.trees": _TREES if validated and samples <= _MOST_OF_TREES else 0,
         "train.batch_size": batch,
         "train.epochs": 100 if several else 10 if validated and samples < _MEDIUM else 5,
         **({} if several else falling),
@@ -408,6 +412,8 @@ def resolve(
         If a check fails. The message names the field, its value, and what the data set or the mesh does not have.
     """
     values = {} if named is None else choose_defaults(recipe, named, dataset, earlier)
+    if mesh.ranks > 1 and values.get("model.trees"):
+        values["model.trees"] = 0
     recipe = in_numbers(recipe.with_fields(values), dataset)
     mesh.check_same({"recipe": recipe.to_dict(), "data": dataset.fingerprint})
     not_compared = check_prepared(recipe.data, dataset)
@@ -416,6 +422,8 @@ def resolve(
     check_validation(recipe.train, dataset)
     check_installed(recipe.train.curves)
     check_average(recipe.train, mesh)
+    if mesh.ranks > 1 and isinstance(recipe.model, EnsembleConfig) and recipe.model.trees:
+        raise ConfigError(f"model.trees is {recipe.model.trees}, and {mesh.ranks} ranks train the model: set it to 0")
     slates = find_slates(recipe, dataset, mesh.ranks)
     lines = (
         describe_defaults(values, dataset), not_compared, slates.description if slates else "",

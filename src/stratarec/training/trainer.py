@@ -61,6 +61,7 @@ from stratarec.training.steps.state import TrainingState, best
 from stratarec.training.steps.step import Pipeline, Stages, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner
 from stratarec.training.steps.trace import tracing
+from stratarec.training.steps.trees import fit_trees
 from stratarec.training.torch_setup import build_optimizer, device_of, largest_fitting_batch, torch_settings
 
 T = TypeVar("T")
@@ -304,11 +305,18 @@ class Trainer:
                 self.progress.say(f"{self.run} has no checkpoint to resume from; starting from the beginning")
             if last is None:
                 set_quantiles(self.model.network, self.dataset)
-                if warm_start is not None:
+                if warm_start is None:
+                    self._fit_trees()
+                else:
                     warm_start.load_into(self.model, self.optimizer)
                     self.progress.say(f"starting from {warm_start.path}")
                     self._checkpoints.save(self.state)  # so resuming does not need the earlier run
             yield last
+
+    def _fit_trees(self) -> None:
+        """Fit the trees of a new ensemble, if it has some and validation can choose their weights."""
+        if (trees := self.model.network.trees) is not None and self.members is not None:
+            self.progress.say(fit_trees(trees, self.dataset, self.config))
 
     def _close(self) -> None:
         if "model" in vars(self):

@@ -244,7 +244,7 @@ def _training(sample: LogSample, guesses: Guesses) -> Iterator[str]:
     budget = int(memory * _SHARE)
     yield "model:"
     if _is_small(sample, guesses):
-        yield "  kind: ensemble  # of small networks, which need few samples"
+        yield "  kind: ensemble  # of small networks and boosted trees, which need few samples"
         yield "  # sizes, batch_size, epochs and rates are chosen by the number of samples unless they are set"
         return
     fitting = [width for width in _WIDTHS if _table_bytes(rows, width) <= budget]

@@ -27,7 +27,9 @@ _USER_ROWS, _VALUE_ROWS = 3.0, 10.0
 _MOST_ROWS = 200_000
 # A short training has fewer ensemble members than a run, and ends at the first worse epoch. It uses the learning rates
 # of the run. With one epoch at a rate that falls to 0, a history helped in the short training, but not in the run.
-_SHORT = {"train.early_stopping.patience": 1, "model.members": 4, "train.report": False, "train.curves": []}
+_SHORT = {
+    "train.early_stopping.patience": 1, "model.members": 4, "model.trees": 0, "train.report": False, "train.curves": [],
+}  # fmt: skip
 
 
 def choose_history(guesses: Guesses, sample: LogSample, positive: pl.Series) -> HistoryChoice | None:

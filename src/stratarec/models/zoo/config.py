@@ -239,7 +239,7 @@ class DINConfig(VectorsConfig):
     """Hidden sizes of the deep network."""
 
 
-MemberKind = Literal["plain", "dropout", "field_dropout", "narrow", "slow"]
+MemberKind = Literal["plain", "dropout", "field_dropout", "narrow"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,13 +254,15 @@ class EnsembleConfig(VectorsConfig):
     """D, width of a member's vectors."""
     members: int = 8
     """K; training minimizes the log loss of each member, and the score is a weighted mean of their logits."""
-    member_kinds: tuple[MemberKind, ...] = ("plain", "dropout", "field_dropout", "narrow", "slow")
+    member_kinds: tuple[MemberKind, ...] = ("plain", "dropout", "field_dropout", "narrow")
     """Members are in pairs, and these are the kinds of the pairs, repeated if there are more. The second member of a
     pair starts as a linear model. ``dropout``: up to three times the dropout rate. ``field_dropout``: drops a fifth of
-    each sample's features. ``narrow``: a quarter of the hidden outputs, no dropout. ``slow``: vectors learn more
-    slowly."""
+    each sample's features. ``narrow``: a quarter of the hidden outputs, no dropout."""
     member_mlp: tuple[int, ...] = (128, 64)
     """Hidden sizes of each member's network."""
+    trees: int = 0
+    """Maximum number of boosted trees in each of two more members, which LightGBM fits before the networks are trained;
+    0 for no such members."""
     bins: int = 32
     """Q, number of bins between quantiles of a number; its effect is linear in each bin."""
     dropout: float = 0.1
@@ -268,7 +270,7 @@ class EnsembleConfig(VectorsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges(self, "model.", bins="[1, inf)")
+        check_ranges(self, "model.", bins="[1, inf)", trees="[0, 1000]")
         if not self.member_kinds:
             raise ConfigError("model.member_kinds is empty, expected at least one kind, such as plain")
         if self.batch_norm:

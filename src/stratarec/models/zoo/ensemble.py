@@ -7,8 +7,8 @@ data. Numbers are encoded piecewise linearly between quantiles of the training s
 Members differ in their regularization and in their initial weights. Which member is best depends on the log, so the
 weights of members are chosen on the validation split (`training/steps/members.py`).
 
-Shapes: B samples, K members, F_dense numbers, F vectors of sparse features and histories, D width of a member's vector,
-Q bins of a number.
+Shapes: B samples, K networks, M members that are trees, F_dense numbers, F vectors of sparse features and histories,
+D width of a member's vector, Q bins of a number.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from stratarec.models.layers import Dropout
 from stratarec.models.request import Runs
 from stratarec.models.zoo.config import EnsembleConfig, MemberKind
 from stratarec.models.zoo.fields import Terms
+from stratarec.models.zoo.trees import MEMBERS as TREE_MEMBERS
+from stratarec.models.zoo.trees import TreeMembers
 
 # Limit of standardized numbers, because a single extreme number would otherwise decide the score.
 _MOST_DEVIATIONS = 8.0
@@ -34,8 +36,6 @@ _LARGEST = 1e30
 _MORE_DROPOUT, _MOST_DROPOUT = 3, 0.5
 _FIELD_DROPOUT = 0.2
 _NARROWER = 4
-# Factor of the vectors of slow members: they start smaller and learn more slowly.
-_SLOW = 0.3
 
 
 # Members that start as first-order models. They are better if there is little to learn; the other members are better if
@@ -125,25 +125,28 @@ class NumberVectors(nn.Module):
 
 
 class MemberMean(Terms):
-    """Weighted mean of the members' logits, with a bias for each member."""
+    """Weighted mean of the members' logits, with a bias for each network.
+
+    Trees have no weight until weights are chosen on the validation split.
+    """
 
     weights: Tensor
 
-    def __init__(self, members: int) -> None:
+    def __init__(self, members: int, trees: int) -> None:
         super().__init__(0, members)
         self.bias = nn.Parameter(torch.zeros(members))
-        self.register_buffer("weights", torch.full((members,), 1 / members))
+        self.register_buffer("weights", torch.tensor([1 / members] * members + [0.0] * trees))
 
     def forward(self, columns: Tensor) -> Tensor:
-        """Return ``[B, 1]`` from ``[B, K]``."""
-        return ((columns + self.bias) * self.weights).sum(1, keepdim=True)
+        """Return ``[B, 1]`` from the logits ``[B, K + M]`` of networks, with their biases, and trees."""
+        return (columns * self.weights).sum(1, keepdim=True)
 
 
 class EnsembleScore(Score):
     """logit_k = b_k + sum of member k's first-order terms + mlp_k(member k's vectors, concatenated)."""
 
     config: ClassVar = EnsembleConfig
-    scales: Tensor
+    out: MemberMean
 
     def __init__(self, config: EnsembleConfig, dense: int, features: int) -> None:
         super().__init__()
@@ -159,10 +162,9 @@ class EnsembleScore(Score):
         self.dropouts = nn.ModuleList(Dropout(rates) for _ in config.member_mlp if any(rates))
         self.field_dropped = [member for member, kind in enumerate(config.kinds) if kind == "field_dropout"]
         self.field_dropout = Dropout(_FIELD_DROPOUT)
-        scales = torch.tensor([_SLOW if kind == "slow" else 1.0 for kind in config.kinds])
-        self.is_scaled = "slow" in config.kinds
-        self.register_buffer("scales", scales.view(-1, 1, 1))
-        self.out = MemberMean(config.members)
+        self.dense = dense
+        self.trees = TreeMembers(config.trees) if config.trees else None
+        self.out = MemberMean(config.members, TREE_MEMBERS if config.trees else 0)
         self.separate = False
         """Whether logits of all members are returned outside training, too."""
 
@@ -172,7 +174,11 @@ class EnsembleScore(Score):
         self.numbers.encode.edges.copy_(quantiles)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """Return logits ``[B]``, or ``[B, K]`` of all members in training and if `separate` is set."""
+        """Return logits ``[B]``; in training ``[B, K]`` of all networks, and if `separate` is set also those of trees.
+
+        Outside training, `dense` ends with the logits of trees.
+        """
+        dense, trees = dense[:, : self.dense], dense[:, self.dense :]
         vectors = vectors if runs is None else runs.expand(vectors)
         rows = vectors.view(*vectors.shape[:2], self.members, self.width + 1)
         first, fields = rows[..., -1].sum(1), rows[..., :-1].permute(2, 0, 1, 3)
@@ -185,20 +191,17 @@ class EnsembleScore(Score):
             of_numbers, linear = self.numbers(dense)
             fields, first = torch.cat([of_numbers.to(fields.dtype), fields], dim=2), first + linear
         hidden = fields.contiguous().flatten(2)
-        if self.is_scaled:
-            hidden, first = hidden * self.scales, first * self.scales.view(-1)
         for member, factors in kept.items():
             hidden[member].view(size, features, self.width).mul_(factors.unsqueeze(2))
         for place, layer in enumerate(self.layers[:-1]):
             hidden = layer(hidden).relu()
             if len(self.dropouts):
                 hidden = self.dropouts[place](hidden)
-        logits = (first + self.layers[-1](hidden).squeeze(2).t()).float()
-        if self.training or self.separate:
-            members: Tensor = logits + self.out.bias
-            return members
-        scores: Tensor = self.out(logits)
-        return scores.squeeze(1)
+        logits: Tensor = (first + self.layers[-1](hidden).squeeze(2).t()).float() + self.out.bias
+        if self.training:
+            return logits
+        logits = torch.cat([logits, trees], dim=1)
+        return logits if self.separate else self.out(logits).squeeze(1)
 
     def by_member(self, name: str, tensor: Tensor) -> Tensor | None:
         """Return a view ``[K, ...]`` of a tensor of this score; None for a tensor that members share."""

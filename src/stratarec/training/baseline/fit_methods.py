@@ -217,11 +217,11 @@ def trees(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
     import lightgbm
 
     fold = np.random.default_rng(settings.seed).integers(0, _FOLDS, len(train.label))
-    native = [key for key, bag in train.bags.items() if settings.rows[key] <= _CATEGORIES and bag.single]
+    native = [key for key, bag in train.bags.items() if settings.rows[key] <= _CATEGORIES and not bag.is_list]
     shares = {key: _Shares(bag, train) for key, bag in train.bags.items() if key not in native}
 
     def table(samples: Arrays, fold: NDArray[np.int64] | None = None) -> Any:
-        columns = [*samples.dense.T, *(samples.bags[key].ids for key in native)]
+        columns = [*samples.dense.T, *(samples.bags[key].filled(samples.bags[key].ids, -1) for key in native)]
         for key, share in shares.items():
             columns += share.columns(samples.bags[key], None if fold is None else (fold, samples.label))
         return np.stack([column.astype(np.float32) for column in columns], axis=1)
@@ -253,6 +253,7 @@ class _Shares:
         self._ids, self._place = np.unique(bag.ids, return_inverse=True)
         self._rate = float(np.average(train.label, weights=train.weight)) if len(train.label) else 0.0
         label = np.repeat(train.label, bag.lengths)
+        self._is_list = bag.is_list
         self._known = np.bincount(self._place, minlength=len(self._ids)).astype(np.float64)
         self._positive: Doubles = np.bincount(self._place, label, len(self._ids)).astype(np.float64)
 
@@ -269,8 +270,8 @@ class _Shares:
         else:
             known, positive = self._others(bag, *training)
         share = (positive + _PRIOR * self._rate) / (known + _PRIOR)
-        if bag.single:
-            return [share, np.log1p(known)]
+        if not self._is_list:
+            return [bag.filled(share, self._rate), bag.filled(np.log1p(known), 0)]
         row, size = np.repeat(np.arange(len(bag.lengths)), bag.lengths), len(bag.lengths)
         mean = np.bincount(row, share, minlength=size) / np.maximum(bag.lengths, 1)
         return [np.where(bag.lengths > 0, mean, self._rate), bag.lengths.astype(np.float64)]
@@ -322,9 +323,16 @@ class Bags(NamedTuple):
     """Number of ids of each sample, ``[N]``."""
 
     @property
-    def single(self) -> bool:
-        """Whether every sample has exactly one id."""
-        return bool((self.lengths == 1).all())
+    def is_list(self) -> bool:
+        """Whether a sample has several ids."""
+        return bool((self.lengths > 1).any())
+
+    def filled(self, values: NDArray[Any], missing: float) -> Doubles:
+        """Return one number per sample from one per id: that of the first id, or `missing` for samples without ids."""
+        ends = np.cumsum(self.lengths)
+        column = np.full(len(ends), missing, dtype=np.float64)
+        column[self.lengths > 0] = values[(ends - self.lengths)[self.lengths > 0]]
+        return column
 
 
 class Arrays(NamedTuple):

@@ -113,6 +113,10 @@ class _Step:
         with periods.working_directory(self._run) as work:
             with open_run(self._run) as trained:
                 before, parent = self._chain.before(trained)
+                if trained.model.network.trees is not None:
+                    self._progress.say(
+                        "the boosted trees stay as they are; only the networks of the ensemble are trained"
+                    )
                 recipe = period_recipe(trained.recipe, self._file, work / periods.DATA, trained.dataset)
                 dataset = self._prepare(recipe, trained.dataset)
                 scored = self._score(trained, recipe)

@@ -68,6 +68,8 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
     rounded: list[int] = []
 
     def change(trained: TrainedModel, before: Before, work: Path) -> Plan | None:
+        if trained.model.network.trees is not None:
+            raise CheckpointError(f"{run} has model.trees, which compare row numbers: rebase does not support them")
         carried = CarriedTables.of(trained.dataset)
         ranked = {name: _ranked(carried.vocabularies[name], found) for name, found in carried.counts.items()}
         vocabularies = carried.vocabularies | {name: vocabulary for name, (vocabulary, _) in ranked.items()}

@@ -94,7 +94,10 @@ def _program(trained: TrainedModel) -> torch.export.ExportedProgram:
     }
     batch = torch.export.Dim("batch", min=1)
     pooled = sum(widths[name] for name in embeddings.pooled_keys)
-    inputs: list[Tensor] = [torch.zeros(3, len(trained.dataset.schema.dense)), torch.zeros(3, pooled)]
+    inputs: list[Tensor] = [
+        torch.zeros(3, len(trained.dataset.schema.dense) + network.tree_columns),
+        torch.zeros(3, pooled),
+    ]
     shapes: list[dict[int, Any]] = [{0: batch}, {0: batch}]
     for number, columns in enumerate(network.event_columns):
         longest = torch.export.Dim(f"length_{number}", min=1)

@@ -49,7 +49,7 @@ class BestMembers:
         assert isinstance(model.network.score, EnsembleScore)
         self._model, self._score = model, model.network.score
         self._stored: dict[str, Tensor] = {}
-        self._steps = torch.zeros(self._score.members, dtype=torch.int64)
+        self._steps = torch.zeros(len(self._score.out.weights), dtype=torch.int64)
         self._logits, self._losses = np.empty((0, 0), dtype=np.float32), np.empty(0)
 
     @contextmanager
@@ -117,14 +117,17 @@ class BestMembers:
             self._stored = {name: tensor.clone() for name, tensor in current.items()}
             self._logits, self._losses = np.array(samples.logit, order="C"), np.full(len(losses), np.inf)
         is_better = (losses < self._losses) & (is_first or not closing)
-        chosen = torch.from_numpy(is_better)
+        chosen = torch.from_numpy(is_better[: self._score.members])
         for name, tensor in current.items():
             own, stored = self._by_member(name, tensor), self._by_member(name, self._stored[name])
             if own is not None and stored is not None:
                 stored[chosen] = own[chosen]
         self._logits[:, is_better], self._losses[is_better] = samples.logit[:, is_better], losses[is_better]
-        self._steps[chosen] = step
-        weights = select_weights(self._logits, *_known(samples))
+        self._steps[: len(chosen)][chosen] = step
+        trees = self._score.trees
+        count = 0 if trees is None or not trees.is_fitted else len(trees.nodes)
+        used = self._score.members + count
+        weights = np.pad(select_weights(self._logits[:, :used], *_known(samples), trees=count), (0, len(losses) - used))
         self._stored[_WEIGHTS].copy_(torch.from_numpy(weights))
         table = [
             {"step": at, "log_loss": float(loss), "weight": float(weight)}
@@ -194,19 +197,21 @@ def _losses(samples: ScoredSamples) -> Doubles:
     return np.array([(loss * weight).sum() / weight.sum() for loss in losses])
 
 
-# Strength of the preference for equal weights, in samples. With few samples, weights stay close to 1 / K.
+# Strength of the preference for the mean, in samples. With few samples, weights stay close to it.
 _PRIOR = 3.0
 _MOST_STEPS = 100
 
 
-def select_weights(logits: NDArray[np.float32], label: NDArray[np.float32], weight: Doubles) -> NDArray[np.float32]:
+def select_weights(
+    logits: NDArray[np.float32], label: NDArray[np.float32], weight: Doubles, *, trees: int = 0
+) -> NDArray[np.float32]:
     """Return the positive weights w ``[K]`` of members, with a sum of 1, that minimize the following sum:
 
-        (log loss of the weighted mean of logits, summed over samples) + 3 * (w log(K w), summed over members)
+        (log loss of the weighted mean of logits, summed over samples) + 3 * (w log(w / m), summed over members)
 
-    The second term is the entropy that w lacks compared with equal weights. It decides between members with the same
-    log loss. The minimum is computed by Newton's method on the simplex. Weights are equal if all labels have the same
-    class.
+    m is 1 / K, or, if the last members are trees, half for all networks and half for all trees. The second term is the
+    divergence of w from m. It decides between members with the same log loss. The minimum is computed by Newton's
+    method on the simplex. The weights are m if all labels have the same class.
 
     Parameters
     ----------
@@ -216,10 +221,15 @@ def select_weights(logits: NDArray[np.float32], label: NDArray[np.float32], weig
         ``[N]`` labels.
     weight : array
         ``[N]`` weights of samples.
+    trees : int
+        Number of the last members that are trees.
     """
     known = weight > 0
     columns, truth, scale = logits[known].astype(np.float64), label[known], weight[known]
-    mean = np.full(logits.shape[1], 1 / logits.shape[1])
+    networks = logits.shape[1] - trees
+    mean = np.full(logits.shape[1], 1 / networks)
+    if trees:
+        mean[:networks], mean[networks:] = 0.5 / networks, 0.5 / trees
     if not len(truth) or truth.min() == truth.max():
         return mean.astype(np.float32)
     scale = scale / scale.mean()

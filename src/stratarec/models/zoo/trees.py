@@ -1,0 +1,73 @@
+"""Members of an ensemble that are boosted trees.
+
+Trees select sharp effects of numbers, and interactions, that networks learn slowly (Grinsztajn et al. 2022, arXiv
+2207.08815). They are fitted once, before the networks (`training/steps/trees.py`), and are not trained further. Their
+logits are columns behind the numbers of a network's dense input, so everything that computes the network can add them.
+
+A tree compares numbers: dense features, and for each sparse feature its id plus 1 (0 if there is none; ids are ordered
+by frequency), or the length of a list.
+
+Shapes: B samples, F numbers, S sparse features, M members, T trees of a member, N nodes of a tree.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from stratarec.batch.jagged import KeyedJagged
+from stratarec.errors import TrainingError
+from stratarec.kernels.trees import FIELDS, sum_trees
+
+MEMBERS = 2
+"""M, number of members that are trees (`training/steps/trees.py` says how they differ)."""
+LEAVES = 31
+"""Maximum number of leaves of a tree."""
+
+
+class TreeMembers(nn.Module):
+    """Boosted trees, stored as tensors of fixed shapes; unused trees at the end have no nodes.
+
+    Parameters
+    ----------
+    trees : int
+        T, maximum number of trees of a member.
+    """
+
+    nodes: Tensor
+    leaves: Tensor
+
+    def __init__(self, trees: int) -> None:
+        super().__init__()
+        self.features: tuple[tuple[str, bool], ...] = ()
+        """The sparse features in order, and whether each is a list."""
+        self.register_buffer("nodes", torch.full((MEMBERS, trees, LEAVES - 1, FIELDS), -1.0))
+        self.register_buffer("leaves", torch.zeros(MEMBERS, trees, LEAVES))
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether both members have trees."""
+        return bool((self.nodes[:, 0, 0, 3] != -1).all())
+
+    def columns(self, dense: Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
+        """Return the numbers that trees compare, ``[B, F + S]``."""
+        size, numbers = dense.shape
+        values, offsets = sparse.values.cpu().numpy(), sparse.bag_offsets().cpu().numpy()
+        rows = np.zeros((size, numbers + len(self.features)), dtype=np.float32)
+        rows[:, :numbers] = dense.cpu().numpy()
+        for column, (name, is_list) in enumerate(self.features, start=numbers):
+            first = sparse.keys.index(name) * size
+            bounds = offsets[first : first + size + 1]
+            filled = np.flatnonzero(np.diff(bounds))
+            rows[filled, column] = np.diff(bounds)[filled] if is_list else values[bounds[filled]] + 1
+        return rows
+
+    def forward(self, dense: Tensor, sparse: KeyedJagged) -> Tensor:
+        """Return the logits of members, ``[B, M]``, on the CPU."""
+        nodes, leaves = self.nodes.cpu().numpy(), self.leaves.cpu().numpy()
+        logits, valid = sum_trees(self.columns(dense, sparse), nodes, leaves)
+        if not valid:
+            raise TrainingError("the trees of the ensemble are damaged: a node does not exist; use another checkpoint")
+        return torch.from_numpy(logits)

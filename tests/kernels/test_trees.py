@@ -1,0 +1,61 @@
+"""Sums of trees are those of the reference, and trees of any content are refused instead of read beyond arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stratarec.kernels.trees import FIELDS, reference_sum_trees, sum_trees
+
+Array = np.ndarray[Any, Any]
+M, T, N, COLUMNS = 2, 5, 7, 3
+
+pytestmark = pytest.mark.interpreted
+
+
+def drawn(seed: int, trees: int = T) -> tuple[Array, Array, Array]:
+    """Rows, and trees whose nodes are complete binary trees, with thresholds and sets."""
+    draws = np.random.default_rng(seed)
+    nodes = np.full((M, T, N, FIELDS), -1, dtype=np.float32)
+    nodes[:, :trees, :, 0] = draws.integers(-COLUMNS, COLUMNS, (M, trees, N))
+    nodes[:, :trees, :, 1] = draws.normal(scale=100, size=(M, trees, N))
+    places = np.arange(N)
+    for side in (0, 1):
+        child = 2 * places + 1 + side
+        nodes[:, :trees, :, 2 + side] = np.where(child < N, child, N - child - 1)
+    nodes[:, :trees, :, 4:] = draws.integers(0, 1 << 16, (M, trees, N, FIELDS - 4))
+    leaves = draws.normal(size=(M, T, N + 1)).astype(np.float32)
+    leaves[:, trees:] = 0
+    rows = draws.integers(-20, 300, (40, COLUMNS)) + draws.choice([0.0, 0.5], (40, COLUMNS))
+    rows[:8, 0] = [0, 255, 256, -1, 1e30, -1e30, 255.5, -0.5]
+    return rows.astype(np.float32), nodes, leaves
+
+
+@pytest.mark.parametrize("trees", [0, 1, 3, T])
+def test_sums_are_those_of_the_reference(trees: int) -> None:
+    rows, nodes, leaves = drawn(trees, trees)
+    sums, valid = sum_trees(rows, nodes, leaves)
+    assert valid
+    np.testing.assert_allclose(sums, reference_sum_trees(rows, nodes, leaves), rtol=1e-6, atol=1e-6)
+    assert sums.any() == bool(trees)
+    assert sum_trees(rows[:0], nodes, leaves)[0].shape == (0, M)
+
+
+BAD = (np.nan, np.inf, -np.inf, 1e30, -1e30, float(N), -float(N) - 2, 0.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field in (0, 2, 3, 4) for value in BAD if field < 4 or np.isfinite(value)]
+)
+def test_trees_of_any_content_end(field: int, value: float) -> None:
+    """With a node that does not exist, or that leads to itself. Files with numbers that are not finite are refused
+    before trees are used."""
+    rows, nodes, leaves = drawn(1)
+    nodes[0, 0, :, field] = value
+    valid = sum_trees(rows, nodes, leaves)[1]
+    if field in (2, 3):
+        assert not valid
+    nodes[0, 0, :, 0] = value
+    sum_trees(rows, nodes, leaves)

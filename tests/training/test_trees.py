@@ -1,0 +1,193 @@
+"""Trees of an ensemble: LightGBM's scores, in every file and score of a run."""
+
+from __future__ import annotations
+
+import builtins
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightgbm
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from training.test_members import of_log
+from training.test_no_signal import assert_chance
+
+from recipes import agreeing_scores, assert_same_model, last, train
+from stratarec.cli import main
+from stratarec.data.prepare.prepare import prepare
+from stratarec.errors import TrainingError
+from stratarec.estimator.click_model import ClickModel
+from stratarec.io.tensors import read_tensors
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.serving.scorer import Scorer
+from stratarec.training.run.open_run import open_run
+from stratarec.training.trainer import Trainer
+
+NODES, WEIGHTS = "score.trees.nodes", "score.out.weights"
+
+
+def log(path: Path, rows: int = 1500, *, random: bool = False, seed: int = 5) -> pl.DataFrame:
+    """A log in which an interval of a number decides for some of the items; with missing values and lists."""
+    draws = np.random.default_rng(seed)
+    item, age = draws.integers(0, 30, rows), draws.gamma(2.0, 10.0, rows)
+    rate = np.where((age > 15) & (age < 18) & (item % 3 == 0), 0.9, 0.1) + 0.3 * (item % 2)
+    frame = pl.DataFrame({
+        "label": (draws.random(rows) < (0.5 if random else rate.clip(0, 1))).astype(np.int64),
+        "item": [None if each == 7 else f"i{each}" for each in item],
+        "tags": [[f"t{each}" for each in draws.integers(0, 9, size)] for size in draws.integers(0, 4, rows)],
+        "age": [None if each > 60 else each for each in age.tolist()],
+    })  # fmt: skip
+    frame.write_parquet(path)
+    return frame
+
+
+def recipe(root: Path, **options: Any) -> Recipe:
+    content = of_log(root, **options)
+    content["data"]["source"]["schema"]["sparse"].append({"name": "tags", "kind": "multi", "max_length": 3})
+    content["model"] = {**content["model"], "members": 4, "trees": 60}
+    return Recipe.from_dict(content)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("trees")
+    log(root / "log.parquet")
+    prepare(recipe(root).data)
+    return root
+
+
+def test_logits_are_those_of_lightgbm_and_trees_have_weight(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted: list[tuple[Any, Any]] = []
+    real = lightgbm.train
+
+    def recorded(settings: Any, data: Any, *options: Any, **named: Any) -> Any:
+        rows = data.data.copy()
+        fitted.append((real(settings, data, *options, **named), rows))
+        return fitted[-1][0]
+
+    monkeypatch.setattr(lightgbm, "train", recorded)
+    trainer = train(recipe(home, run=str(tmp_path / "run")))
+    trees = trainer.model.network.trees
+    assert trees is not None
+    rows = fitted[0][1]
+    assert np.isnan(rows).sum() == 0
+    expected = [booster.predict(rows, raw_score=True, num_iteration=booster.best_iteration) for booster, _ in fitted]
+    monkeypatch.setattr(trees, "columns", lambda dense, sparse: rows)
+    actual = trees(torch.zeros(0), None).numpy()  # type: ignore[arg-type]
+    np.testing.assert_allclose(actual, np.stack(expected, 1), atol=1e-5)
+    assert (trees.nodes[0, :, :, 0] < -1.5).any(), "no set of values"
+    members = trainer.state.evaluations[-1]["members"]
+    assert len(members) == 6
+    assert sum(row["weight"] for row in members[4:]) > 0.2
+    assert [row["step"] for row in members[4:]] == [0, 0]
+
+
+def test_a_run_an_export_and_an_estimator_have_the_same_scores(home: Path, tmp_path: Path) -> None:
+    frame = pl.read_parquet(home / "log.parquet")
+    trainer = train(recipe(home, run=str(tmp_path / "run"), report=True))
+    assert ">trees</td>" in (trainer.run / "report.html").read_text()
+    scorer, scores = agreeing_scores(trainer.run, home / "log.parquet", tmp_path, rtol=1e-6)
+    np.testing.assert_allclose(np.concatenate([scorer.score(frame[row]) for row in range(20)]), scores[:20], rtol=1e-5)
+    for runtime in ("torch", "onnxruntime"):
+        opened = Scorer.open(tmp_path / "export", runtime=runtime)  # type: ignore[arg-type]
+        np.testing.assert_allclose(opened.score(frame), scores, atol=1e-6)
+    model = ClickModel(recipe(home)).fit(frame, label="label")
+    saved = model.save(tmp_path / "model")
+    np.testing.assert_allclose(
+        ClickModel.load(saved).predict_proba(frame)[:, 1], Scorer.open(saved / "export").score(frame), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("stop", [5, 13, 30])
+def test_a_stopped_run_ends_with_the_bits_of_one_that_was_not(home: Path, tmp_path: Path, stop: int) -> None:
+    train(recipe(home, run=str(tmp_path / "whole")))
+    train(recipe(home, run=str(tmp_path / "parts"), max_steps=stop))
+    torch.rand(100)
+    train(recipe(home, run=str(tmp_path / "parts")), resume=True)
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
+
+
+def test_an_average_of_weights_leaves_trees_as_they_are(home: Path, tmp_path: Path) -> None:
+    train(recipe(home, run=str(tmp_path / "plain")))
+    train(recipe(home, run=str(tmp_path / "averaged"), average={"decay": 0.9}))
+    nodes = [read_tensors(last(tmp_path / name) / "network.safetensors")[NODES] for name in ("plain", "averaged")]
+    assert torch.equal(*nodes)
+
+
+def test_a_continued_run_keeps_its_trees(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(home, tmp_path / "home")
+    log(tmp_path / "later.parquet", seed=6)
+    trainer = train(recipe(tmp_path / "home", run=str(tmp_path / "run")))
+    with open_run(trainer.run) as trained:
+        before = {name: tensor.clone() for name, tensor in trained.model.network.state_dict().items()}
+    assert main(["continue", str(trainer.run), str(tmp_path / "later.parquet")]) == 0
+    assert "boosted trees stay" in capsys.readouterr().err
+    with open_run(trainer.run) as trained:
+        after = trained.model.network.state_dict()
+    assert torch.equal(after[NODES], before[NODES])
+    assert torch.equal(after[WEIGHTS], before[WEIGHTS])
+    assert main(["rebase", "-q", str(trainer.run)]) != 0
+    assert "model.trees" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", [(0, 5.0), (0, -7.0), (2, 0.0), (2, 99.0), (2, -90.0), (0, 1e30)])
+def test_trees_of_any_content_end_and_are_refused(home: Path, tmp_path: Path, place: tuple[int, float]) -> None:
+    trainer = train(recipe(home, run=str(tmp_path / "run"), max_steps=1))
+    trees = trainer.model.network.trees
+    assert trees is not None
+    trees.nodes[0, 0, 0, 2:4] = trees.nodes[0, 0, 0, 2:4].where(trees.nodes[0, 0, 0, 2:4] != -1, 1)
+    trees.nodes[0, 0, 0, place[0]] = place[1]
+    trees.nodes[0, 0, 0, 3] = trees.nodes[0, 0, 0, 2]  # both ways
+    batch = next(trainer.loader.batches(0, 0))
+    with pytest.raises(TrainingError, match="trees of the ensemble are damaged"):
+        trees(batch.dense, batch.sparse)
+
+
+def test_one_class_in_validation_leaves_an_ensemble_without_trees(tmp_path: Path) -> None:
+    frame = log(tmp_path / "log.parquet").with_columns(time=pl.int_range(pl.len()))
+    one = (pl.col("time") >= 900) & (pl.col("time") < 1200)
+    frame.with_columns(label=pl.when(one).then(0).otherwise("label")).write_parquet(tmp_path / "log.parquet")
+    content = recipe(tmp_path).to_dict()
+    content["data"]["source"]["schema"]["time"] = "time"
+    content["data"]["split"] = {"by": "time", "valid": "300s", "test": "300s"}
+    made = Recipe.from_dict(content)
+    prepare(made.data)
+    trainer = train(made)
+    weights = [row["weight"] for row in trainer.state.evaluations[-1]["members"]]
+    assert weights == pytest.approx([0.25] * 4 + [0, 0])
+    trees = trainer.model.network.trees
+    assert trees is not None
+    assert not trees.leaves.any()
+
+
+def test_random_labels_stay_random(tmp_path: Path) -> None:
+    log(tmp_path / "log.parquet", rows=12_000, random=True)
+    content = recipe(tmp_path).to_dict()
+    content["data"]["split"] = {"valid": 0.1, "test": 0.5}
+    made = Recipe.from_dict(content)
+    test = Trainer(made, prepare(made.data)).train()["test"]
+    assert_chance(test["auc"], test["positives"], test["samples"], 0.01)
+
+
+def test_a_missing_library_is_named_and_leaves_an_ensemble_without_trees(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *options: Any, **named: Any) -> Any:
+        if name == "lightgbm":
+            raise OSError("libgomp.so.1: cannot open shared object file")
+        return real(name, *options, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    lines: list[str] = []
+    monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
+    trainer = train(recipe(home, run=str(tmp_path / "run"), max_steps=20))
+    assert any("lightgbm does not load (libgomp.so.1" in line for line in lines)
+    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0, 0]
