@@ -238,8 +238,7 @@ def calibrate(
     if budget >= total:
         raise ConfigError(
             f"{field} is {format_bytes(budget)}, but all {len(dataset.vocabularies)} tables take only "
-            f"{format_bytes(total)}, "
-            "so every row would be hot: set less, or train without hot rows"
+            f"{format_bytes(total)}, so every row would be hot: set less, or train without hot rows"
         )
     sample = draw(dataset, parts, "train", seed)
     hot, method, point = _choose(parts, budget, sample)

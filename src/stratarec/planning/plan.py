@@ -216,8 +216,7 @@ class Plan:
         used += f" in {self.ranks} processes together" if self.ranks > 1 else ""
         return (
             f"tables: {format_bytes(self.float32_bytes)} as float32, planned {used}; {len(cached)} of "
-            f"{len(self.tables)} "
-            f"tables cached, predicted hit rate {self.hit_rate:.1%}"
+            f"{len(self.tables)} tables cached, predicted hit rate {self.hit_rate:.1%}"
         )
 
     def _repr_html_(self) -> str:

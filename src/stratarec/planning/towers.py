@@ -235,14 +235,12 @@ def _check_bytes(items: Sequence[Item], bounds: TowerBounds) -> None:
         raise ConfigError(
             f"table {' and '.join(map(repr, heaviest.tables))} of {', '.join(heaviest.features)} takes "
             f"{format_bytes(heaviest.bytes)} with its optimizer state, more than memory.dram of the host of a tower, "
-            "which "
-            f"is {format_bytes(bounds.dram)}{processes}: raise memory.dram or --ranks"
+            f"which is {format_bytes(bounds.dram)}{processes}: raise memory.dram or --ranks"
         )
     if total > bounds.bytes * bounds.towers:
         raise ConfigError(
             f"the tables take {format_bytes(total)} with their optimizer state, more than memory.dram of "
-            f"{bounds.towers} "
-            f"hosts, which is {format_bytes(bounds.dram)}{processes} of a host (the largest table is "
+            f"{bounds.towers} hosts, which is {format_bytes(bounds.dram)}{processes} of a host (the largest table is "
             f"{heaviest.tables[0]!r}, {format_bytes(heaviest.bytes)}): ask for more towers, or raise memory.dram or "
             "--ranks"
         )

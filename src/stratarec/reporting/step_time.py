@@ -105,8 +105,7 @@ class MeasuredStep:
         slowest = max(self.stages, key=lambda stage: stage.seconds)
         yield (
             f"slowest part of a step: {slowest.name} ({slowest.figure} of {format_milliseconds(self.seconds)}); all "
-            "steps "
-            f"took {format_seconds(self.total)}" + (f"; {sharing}" if sharing else "")
+            f"steps took {format_seconds(self.total)}" + (f"; {sharing}" if sharing else "")
         )
         if not cached:
             yield f"more memory saves no time: all rows are in {MEMORY_NAMES[level0]} as float32"

@@ -133,8 +133,7 @@ def _incomplete(files: tuple[InputFile, ...], names_of: Callable[[InputFile], Se
         if not names & common:
             raise DataError(
                 f"{file.path} and {files[0].path} have no column in common; name files of one log, or run `init` on "
-                "each "
-                "separately"
+                "each separately"
             )
         lacking |= dict.fromkeys(common - names, file.path)
         lacking |= {name: files[number - 1].path for name in names - common if name not in lacking}

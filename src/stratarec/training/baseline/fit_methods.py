@@ -111,8 +111,7 @@ def _check(dataset: Dataset) -> None:
             content = f"{count.known:,} samples of a single class" if count.known else "no samples"
             raise DatasetError(
                 f"{dataset.path} has {content} in its {split} split, and baseline needs both classes: set data.split "
-                "and "
-                "prepare it again"
+                "and prepare it again"
             )
 
 

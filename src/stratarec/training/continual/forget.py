@@ -65,8 +65,7 @@ def forget(run: Path, file: str) -> Forgotten:
         if not any(known.values()):
             raise DataError(
                 f"{file}: the run has none of these values, so there is nothing to forget. After an interrupted "
-                "`forget` of "
-                "the same file, this means that it had already finished"
+                "`forget` of the same file, this means that it had already finished"
             )
         dataset = write_without_samples(trained.dataset, work / periods.DATA, left)
         for name, ids in rows.items():

@@ -237,8 +237,7 @@ def _check_scores(trained: TrainedModel, model: CTRModel, old: Mapping[str, Ids]
         if not np.array_equal(mine.view(np.uint32), theirs.view(np.uint32)):
             raise CheckpointError(
                 "renumbering would change scores: encoded rows (memory.precision) that missed steps cannot move "
-                "without "
-                "being rounded; nothing was changed"
+                "without being rounded; nothing was changed"
             )
 
 

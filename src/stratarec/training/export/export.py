@@ -260,8 +260,7 @@ class TableWriter:
             if bad >= 0:
                 raise CheckpointError(
                     f"table {self._config.name!r}, row {first + int(others[bad])}: {codec.config.kind} cannot "
-                    "represent a "
-                    "weight; export an earlier checkpoint of the run"
+                    "represent a weight; export an earlier checkpoint of the run"
                 )
             yield torch.from_numpy(kept)
 
