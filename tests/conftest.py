@@ -26,7 +26,7 @@ import pytest
 from hypothesis import settings
 
 ONE_WORKER = ("data/ray", "distributed")
-"""Folders of tests that share processes which take long to start."""
+"""Folders whose tests share processes that take long to start."""
 
 settings.register_profile("untimed", deadline=None, max_examples=50)
 settings.load_profile("untimed")
@@ -39,7 +39,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Modules and tests stay to the end: no collection of garbage looks at them."""
+    """Exclude modules and tests from garbage collection, because they exist until the end."""
     gc.disable()
     found = yield
     gc.freeze()
@@ -76,7 +76,7 @@ TEAMS = ("kernels", "embedding")
 
 @pytest.fixture(autouse=True)
 def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Two threads where teams are the subject, whatever the environment sets."""
+    """Use two threads in tests of teams, independent of the environment."""
     import torch
 
     before = torch.get_num_threads()
@@ -97,7 +97,7 @@ def poisoned_memory() -> None:
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No terminal of a width, however the tests were started."""
+    """Remove the width of the terminal from the environment."""
     monkeypatch.delenv("COLUMNS", raising=False)
 
 

@@ -1,4 +1,4 @@
-"""What tests do in a process that has a lazy device: the same trainings there and on the CPU."""
+"""Jobs of tests in a process with a lazy device: the same trainings on the device and on the CPU."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def small(config: Any) -> Any:
 
 
 def _shipped() -> dict[str, dict[str, Any]]:
-    """Of each recipe that is shipped, what it trains and how, made small; those that are then alike once."""
+    """Return small models and training settings of all shipped recipes, without duplicates."""
     found = {}
     for path in sorted((Path(stratarec.__file__).parent / "recipes").glob("*.yaml")):
         recipe = Recipe.load(path)
@@ -121,7 +121,7 @@ def built(case: dict[str, Any], rows_on: str = "cpu") -> tuple[CTRModel, TrainCo
 
 
 def stages_of(case: dict[str, Any], device: str, rows_on: str = "cpu") -> Stages:
-    """Of the model of a case, on a device."""
+    """Return the stages of a step for the model of a case, on a device."""
     model, train = built(case, rows_on)
     model.place(open_device(device))
     model.train()
@@ -130,14 +130,14 @@ def stages_of(case: dict[str, Any], device: str, rows_on: str = "cpu") -> Stages
 
 
 def batch_of(case: dict[str, Any], step: int) -> Batch:
-    """Of a step."""
+    """Return the batch of a step."""
     given = batch(seed=step)
     given = given if case.get("grouped") else given.expanded(("item", "os", "tags", "history"))
     return given.replace(slates=torch.tensor([5] * 8)) if case.get("slates") else given
 
 
 def losses(case: dict[str, Any], device: str, steps: int, rows_on: str = "cpu") -> list[float]:
-    """Of each step, and the mean of the scores after the last."""
+    """Return the loss of each step, and the mean of the scores after the last step."""
     stages, found = stages_of(case, device, rows_on), []
     with torch_settings(threads=1):
         for step in range(steps):
@@ -384,7 +384,7 @@ def _damaged_run(func: Any, args: Any, options: dict[str, Any]) -> Any:
 
 
 def run(code: str, schedule: str = "random1", **options: Any) -> Any:
-    """What `code` prints as JSON in a process with a lazy device."""
+    """Return the JSON that `code` prints in a process with a lazy device."""
     head = f"import sys; sys.path[:] = {sys.path!r}\nimport lazy_device\nlazy_device.install({schedule!r})\n"
     done = forked.python(head + "import device_jobs\n" + code, **options)
     assert done.returncode == 0, done.stderr[-3000:]

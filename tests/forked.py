@@ -1,8 +1,8 @@
-"""Commands in processes of their own, forked from one that has imported what they need: a start takes a tenth.
+"""Run commands in processes that are forked from a process with all imports: a start takes a tenth of the time.
 
-One such process serves all workers of a session. It runs no kernel and starts no thread, so that nothing is lost in a
-fork. What Python does once, when it starts, is done for all: the encoding of streams, the interpreter's options; and
-pipes that nobody reads end a command in another way. Tests of these start a Python of their own.
+One server process serves all workers of a session. It runs no kernel and starts no thread, so that nothing is lost in a
+fork. The encoding of streams and the options of the interpreter are those of the server, and closed pipes end a command
+in another way. Tests of these properties start a new Python.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def python(
     stdin: IO[Any] | int | None = None,
     stdout: IO[Any] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """As `python -c code` with these arguments; the rest as in `run`."""
+    """Run `python -c code` with these arguments; for the other parameters see `run`."""
     with Path(os.devnull).open() as nothing, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         line = _line(threading.get_ident())
         chosen = (nothing if stdin is None else stdin, stdout or out, err)
@@ -117,7 +117,7 @@ def start() -> None:
 
 
 def connect() -> socket.socket:
-    """A line of one's own to the server."""
+    """Return a new connection to the server."""
     start()
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.settimeout(_PATIENCE)
@@ -134,15 +134,15 @@ def _line(_thread: int) -> socket.socket:
 
 
 def leave_unsynced() -> None:
-    """Let files that this process and its forks write reach a disk when they do.
+    """Make `os.fsync` do nothing in this process and its forks.
 
-    No test pulls the plug, and waiting for disks took a third of a preparing or a training.
+    No test cuts the power, and waiting for disks took a third of the time of `prepare` and `train`.
     """
     os.fsync = os.fstat  # which refuses what is no open file, too
 
 
 def _listen(listener: socket.socket) -> None:
-    """A process for each line, which forks what is asked for there; until the input ends."""
+    """Fork a process for each connection, which forks the requested commands; end when standard input does."""
     while select.select([listener, 0], [], [])[0] == [listener]:
         line, _ = listener.accept()
         _import()
@@ -185,7 +185,7 @@ def _serve(line: socket.socket) -> None:
 
 
 def _execute(request: dict[str, Any], streams: list[int]) -> None:
-    """What `python -c` does with the request, to its exit."""
+    """Execute a request as `python -c` does, and exit."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)

@@ -1,4 +1,4 @@
-"""A tiny recipe that tests prepare and train, and what they ask of its runs."""
+"""A tiny recipe that tests prepare and train, and helpers to inspect its runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ KILLS = int(os.environ.get("STRATAREC_KILLS", "1"))
 """How often the tests that kill a run do so."""
 
 DISK_BYTES = 4 << 20
-"""Of the fixture `small_disk`."""
+"""Size of the disk of the fixture `small_disk`."""
 
 
 def fill_disk(path: Path, free: int) -> None:
@@ -99,7 +99,7 @@ def measure_briefly(patch: pytest.MonkeyPatch) -> None:
 
 
 def log_config(root: Path, schema: Schema, frame: pl.DataFrame | None = None, **changes: Any) -> PrepareConfig:
-    """Of ``data`` below `root`, by the Parquet files there, which `frame` becomes one of; all of it to train on."""
+    """Return a config for the Parquet files in `root`, without held-out splits; `frame` is written there first."""
     if frame is not None:
         frame.write_parquet(root / "log.parquet")
     source = ParquetConfig(paths=(str(root / "*.parquet"),), schema=schema)
@@ -108,7 +108,7 @@ def log_config(root: Path, schema: Schema, frame: pl.DataFrame | None = None, **
 
 
 def prepared(config: PrepareConfig) -> Dataset:
-    """What `prepare` makes of a synthetic log: prepared once in a process, and copied for everyone who asks."""
+    """Return a prepared synthetic log. It is prepared once per process, and copied for each caller."""
     path = Path(config.path)
     assert config.source.kind == "synthetic"
     if path.exists():

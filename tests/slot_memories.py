@@ -34,9 +34,9 @@ from stratarec.embedding.tiers import TableTier, TierConfig
 
 METHODS = tuple(name for name, each in vars(SlotMemory).items() if callable(each) and not name.startswith("_"))
 WITHOUT_SLOTS = ("like", "stage", "empty", "square_norms")
-"""Methods that neither read nor write them."""
+"""Methods that neither read nor write slots."""
 IN_ORDER = ("pool", "gather", "apply_missed_steps", "weight_gradient")
-"""What a stream runs after the steps that it was given before, without anybody's waiting."""
+"""Methods that a stream runs after earlier steps, without waiting."""
 WAITING = ("encode", "swap", "copy_from", "trained", "apply_missed_steps_to_range", "views")
 """Methods that must wait for the steps that were asked for: where one of them does not, some workload below shows it.
 The others need not: into a slot that `encode` left, or that was empty, rows come in whatever is queued."""

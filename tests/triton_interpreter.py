@@ -45,7 +45,7 @@ class Accesses:
         accesses.append((program, len(self.loads) + len(self.stores), chosen, np.full(len(chosen), size)))
 
     def faults(self) -> list[str]:
-        """Return what is wrong with them."""
+        """Return descriptions of all faults of the accesses."""
         if not self.stores:
             return []
         address, size, program, order = _joined(self.stores)

@@ -79,7 +79,7 @@ def config(root: Path, name: str, made: Schema, **changes: Any) -> PrepareConfig
 
 @pytest.fixture(scope="module")
 def plain_samples(pair: tuple[Dataset, Dataset]) -> Counter[str]:
-    """Of the training split of the data set without groups."""
+    """Return the training split of the data set without groups."""
     batches = Loader(pair[1], "train", LoaderConfig(batch_size=50)).epoch(0)
     return samples_of(list(batches), names(pair[1]))
 

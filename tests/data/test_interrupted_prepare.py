@@ -158,7 +158,7 @@ def test_prepare_resumes_with_the_same_data_set_wherever_it_is_interrupted(tmp_p
 
 @pytest.fixture(scope="module")
 def fingerprint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of the data set that was never interrupted."""
+    """Return the fingerprint of the data set that was never interrupted."""
     return prepare(config(tmp_path_factory.mktemp("whole"))).fingerprint
 
 

@@ -248,7 +248,7 @@ def prepared(case: Case, root: Path) -> Dataset:
 
 
 def row_places(case: Case, dataset: Dataset, split: str) -> list[int]:
-    """Which row of the whole log each stored sample is."""
+    """Return the row of the whole log for each stored sample."""
     numbers = np.concatenate(list(dataset.row_numbers(split)))
     file, row = split_rows(numbers)
     return (file * (len(case.rows) // 2) + row - 1).tolist()

@@ -1,4 +1,4 @@
-"""What ranks do in tests: train a collection on their share of batches that all of them know."""
+"""Jobs of ranks in tests: train a collection on a share of batches that all ranks know."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def trained(collection: Any, setup: Setup, rank: int, ranks: int) -> dict[str, A
 
 
 def together(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the ranks of a job return, as one process would have."""
+    """Join the results of all ranks to the result of one process."""
     steps = len(found[0]["pooled"])
     for other in found[1:]:
         for name, parts in found[0]["tables"].items():

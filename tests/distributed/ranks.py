@@ -111,7 +111,7 @@ class Ranks:
             worker.pipe.send((job, given, ranks, port, timeout, local, towers))
 
     def end(self, ranks: int) -> list[Any]:
-        """What each rank returned or raised; None of one that died."""
+        """Return the result or the exception of each rank; None for a rank that died."""
         found = []
         for worker in self._workers[:ranks]:
             try:
@@ -124,7 +124,7 @@ class Ranks:
         return found
 
     def run(self, ranks: int, job: Job, *arguments: Any, **options: Any) -> list[Any]:
-        """What each rank returned; the arguments are the same for all. An error of any rank is raised here."""
+        """Return the result of each rank. All ranks have the same arguments. An error of any rank is raised here."""
         self.begin(ranks, job, [arguments] * ranks, **options)
         found = self.end(ranks)
         for answer in found:
@@ -133,7 +133,7 @@ class Ranks:
         return found
 
     def refused(self, ranks: int, job: Job, *arguments: Any, **options: Any) -> set[str]:
-        """What their errors say; every rank must have one."""
+        """Return the error messages of the ranks; every rank must raise an error."""
         self.begin(ranks, job, [arguments] * ranks, **options)
         found = self.end(ranks)
         assert all(isinstance(answer, Exception) for answer in found), found

@@ -48,7 +48,7 @@ def test_pooling_at_the_owner_has_the_bits_of_one_process(
 @pytest.mark.slow
 @pytest.mark.parametrize(("home", "codec"), [("dram", "int8"), ("log", "fp32"), ("log", "int8")])
 def test_tables_with_homes_keep_their_bits_at_one_owner(ranks: Ranks, home: str, codec: str, tmp_path: Path) -> None:
-    """What goes home, and how it is rounded, follows from the batches alone."""
+    """Evictions and rounding depend only on the batches."""
     setup = Setup("whole", home=home, codec=codec, steps=16)
     compare(together(ranks.run(2, sharded, setup, tmp_path)), single(setup, tmp_path), 0)
 

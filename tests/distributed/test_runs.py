@@ -134,7 +134,7 @@ def with_network(made: Recipe, **model: Any) -> Recipe:
 
 
 def network_of(mesh: Mesh, made: Recipe, resume: bool = False) -> dict[str, np.ndarray[Any, Any]]:
-    """What each rank ends with."""
+    """Return the network of each rank after training."""
     trainer = Trainer(made, Dataset.open(made.data.path), mesh=mesh)
     trainer.train(resume=resume)
     return {name: value.numpy().copy() for name, value in trainer.model.network.state_dict().items()}
@@ -247,7 +247,7 @@ def test_ranks_evaluate_and_predict_what_one_process_does(ranks: Ranks, home: Pa
 
 @pytest.mark.slow
 def test_ranks_begin_with_the_rows_of_another_run(ranks: Ranks, home: Path, tmp_path: Path) -> None:
-    """Of other tiers and another sharding; two steps on, the model is that of one process that began with them."""
+    """The other run has other tiers and another sharding. After two steps, the model is that of one process."""
     first = recipe(home, tmp_path / "first", TIERED, max_steps=10)
     train(Mesh.alone(), first)
     one, many = (recipe(home, tmp_path / name, sharding="row", max_steps=2) for name in ("one", "many"))

@@ -77,7 +77,7 @@ def test_towers_on_hosts_of_their_own_train_the_model_of_one_process(
 
 
 def pooled(mesh: Mesh, made: Recipe) -> Any:
-    """As `train`, every table whole on one rank, which pools."""
+    """Train with every table on one rank, which pools."""
     given, placement.travel = placement.travel, lambda load, ranks: Place(first=0)
     try:
         return train(mesh, made)

@@ -24,7 +24,7 @@ if sys.platform != "linux":
 
 
 def found(call: str) -> Any:
-    """What a job prints as JSON."""
+    """Return the JSON that a job prints."""
     done = forked.python(f"import sys; sys.path[:] = {sys.path!r}\nimport device_slot_jobs as jobs\njobs.{call}")
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""What is left when something goes wrong: every row as it was, or a collection that refuses; and what is saved."""
+"""State after failures: every row is unchanged, or the collection refuses; checkpoints stay complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tables share a store, and what the planner predicts of it."""
+"""Tables that share a store, and predictions of the planner for the store."""
 
 from __future__ import annotations
 

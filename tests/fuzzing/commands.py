@@ -54,7 +54,7 @@ def _all_rows(made: Recipe) -> Recipe:
 
 
 def uses_of(root: Path) -> dict[str, list[Use]]:
-    """What is done with each artefact there is below `root`."""
+    """Return the uses of each artefact below `root`."""
     data = (_check, _read, _train_on(root, None), _train_on(root, TIERS), _base(root))
     runs: dict[str, Any] = {**memories(root), "clocked": None, "clocked-log": memories(root)["log"]}
     found: dict[str, list[Use]] = {
@@ -68,7 +68,7 @@ def uses_of(root: Path) -> dict[str, list[Use]]:
 
 
 def run(*arguments: str | Path) -> str:
-    """What a command prints; `StrataError` where it refuses in one line, an assertion for whatever else it does."""
+    """Return the output of a command. A refusal in one line raises `StrataError`, other failures `AssertionError`."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = main([str(part) for part in arguments])

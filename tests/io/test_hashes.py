@@ -42,7 +42,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def bytes_read(work: Callable[[], object]) -> int:
-    """What this process reads by system calls while it does the work."""
+    """Count the bytes that this process reads by system calls during the work."""
 
     def total() -> int:
         return int(next(line for line in counters.read_text().splitlines() if line.startswith("rchar")).split()[1])

@@ -139,7 +139,7 @@ def train(threads=(2,), rest=0.0):
 
 
 def script(body: str) -> str:
-    """What a process prints that ends with code 0."""
+    """Return the output of a process, which must exit with code 0."""
     done = forked.python(TRAIN + body)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -75,7 +75,7 @@ class ExportedModel:
     tables: ReadOnlyTables
     network: Network
     onnx: OnnxNetwork | None = None
-    """The same network, computed by ONNX Runtime; None if torch computes it."""
+    """`network` for ONNX Runtime; None if torch computes it."""
 
     @classmethod
     def open(cls, folder: Path) -> ExportedModel:

@@ -61,7 +61,7 @@ def tuned(root: Path, folder: Path, trials: int, items: tuple[str, ...] = SPACE,
 
 
 def history(folder: Path) -> list[tuple[Any, ...]]:
-    """Of the trials that have ended: values, end, and validation metrics."""
+    """Return values, end and validation metrics of the trials that have ended."""
     trials = json.loads((folder / "study" / "study.json").read_text())["trials"]
     return [(each["params"], each["state"], each["evaluations"]) for each in trials if each["state"] != "running"]
 

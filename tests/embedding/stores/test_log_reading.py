@@ -1,4 +1,4 @@
-"""What is no damage: reads and writes that are cut short, refused directly, or for which files are too many."""
+"""Conditions that are not damage: short reads and writes, refused direct I/O, too many open files."""
 
 from __future__ import annotations
 

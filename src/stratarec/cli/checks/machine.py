@@ -31,7 +31,7 @@ class Finding(NamedTuple):
     subject: str
     state: str
     change: str = ""
-    """What to change; empty if nothing."""
+    """Recommended change; empty if nothing has to be changed."""
     must: bool = True
     """Whether runs stop or give wrong results without the change; otherwise they are only slower."""
 

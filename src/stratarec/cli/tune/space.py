@@ -128,10 +128,10 @@ def _dimension(field: str, form: str, content: Mapping[str, Any], origin: str) -
         raise ConfigError(f"--space {field}: got {form[:80]!r}, {_EXPECTED}")
     kind, inside = match.groups()
     try:
-        given = yaml.load(f"[{inside}]")
+        values = yaml.load(f"[{inside}]")
     except ValueError as error:
         raise ConfigError(f"--space {field}: {form[:80]!r} cannot be read: {error}") from error
-    return _choice(field, given, content, origin) if kind == "choice" else _range(field, kind, given, content, origin)
+    return _choice(field, values, content, origin) if kind == "choice" else _range(field, kind, values, content, origin)
 
 
 def _choice(field: str, given: list[Any], content: Mapping[str, Any], origin: str) -> Choice:

@@ -220,14 +220,14 @@ class Study:
 
     def _keep_best(self) -> None:
         """Delete the checkpoints of all trials but the best, and write the best recipe."""
-        found = self.best()
+        best = self.best()
         for number, trial_record in enumerate(self._trials):
-            if trial_record.state != "running" and (found is None or self._run(number) != found.run):
+            if trial_record.state != "running" and (best is None or self._run(number) != best.run):
                 self._trial(number).remove_checkpoints()
-        if found is not None:
-            overrides = Trial(content=self._content, values=found.values, run=found.run).overrides
-            head = f"# `stratarec tune`: validation {METRICS[self._metric].label} {found.value:.5f}, {found.run.name}\n"
-            write_text(found.recipe, head + yaml.safe_dump(with_values(self._content, overrides), sort_keys=False))
+        if best is not None:
+            overrides = Trial(content=self._content, values=best.values, run=best.run).overrides
+            head = f"# `stratarec tune`: validation {METRICS[self._metric].label} {best.value:.5f}, {best.run.name}\n"
+            write_text(best.recipe, head + yaml.safe_dump(with_values(self._content, overrides), sort_keys=False))
 
     def best(self) -> Best | None:
         """Return the best completed trial, or None. If several are equally good, the first one is returned."""
@@ -290,12 +290,12 @@ def tune(
         finally:
             progress.finish()
             study.report()
-        found = study.best()
-        if found is None:
+        best = study.best()
+        if best is None:
             reasons = [trial_record.reason for trial_record in study.ended() if trial_record.reason]
             why = f"; the last: {reasons[-1]}" if reasons else ""
             raise TrainingError(f"none of {trials} trials was completed{why}: change --space, or the recipe")
-        return found
+        return best
 
 
 def _check_validation(dataset: Dataset) -> None:
@@ -341,11 +341,11 @@ class Trial:
         With another batch size, `eval_every` is scaled to the same number of samples, so that running trials can be
         compared.
         """
-        found = dict(self.values)
+        values = dict(self.values)
         own = Recipe.from_dict(dict(self.content)).train
-        if own.eval_every and "train.batch_size" in found and "train.eval_every" not in found:
-            found["train.eval_every"] = max(round(own.eval_every * own.batch_size / found["train.batch_size"]), 1)
-        return found
+        if own.eval_every and "train.batch_size" in values and "train.eval_every" not in values:
+            values["train.eval_every"] = max(round(own.eval_every * own.batch_size / values["train.batch_size"]), 1)
+        return values
 
     def train(self, dataset: Dataset, watch: Callable[[int, float], None]) -> float:
         """Train, and return the validation metric of the checkpoint that a run would test.
@@ -370,8 +370,8 @@ class Trial:
                 watch(seen, _metric(entry, stopping.metric))
 
         position = Trainer(recipe, dataset, SilentProgress()).fit(watched, resume=True)
-        found = best(position.evaluations, stopping) or position.evaluations[-1]
-        return _metric(found, stopping.metric)
+        evaluation = best(position.evaluations, stopping) or position.evaluations[-1]
+        return _metric(evaluation, stopping.metric)
 
     def remove_checkpoints(self) -> None:
         """Delete the weights of the run, and keep its records."""

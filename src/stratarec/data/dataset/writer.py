@@ -156,7 +156,7 @@ def _write_frame(root: Path, relative: str, frame: pl.DataFrame) -> dict[str, An
 
 @dataclass(frozen=True, kw_only=True)
 class CarriedTables:
-    """What later data sets need from the data set that is their base, read into memory."""
+    """State that a later data set needs from its base data set, in memory."""
 
     vocabularies: dict[str, Vocabulary]
     counts: dict[str, pl.DataFrame]

@@ -42,12 +42,12 @@ class Chain:
 
     def before(self, trained: TrainedModel) -> tuple[Before, Path]:
         """Return the state from which the next period starts, and the parent file: its hash identifies that state."""
-        found = periods.paths(self.run)
+        paths = periods.paths(self.run)
         state = checkpoint.read_state(trained.checkpoint)
-        if found:
-            parent = found[-2] / periods.PERIOD if len(found) > 1 else self.ended() / checkpoint.STATE
-            last, parent = periods.check(found[-1], parent), found[-1] / periods.PERIOD
-            factor, rows = last.rate_factor, read_recipe(found[-1]).train.embedding
+        if paths:
+            parent = paths[-2] / periods.PERIOD if len(paths) > 1 else self.ended() / checkpoint.STATE
+            last, parent = periods.check(paths[-1], parent), paths[-1] / periods.PERIOD
+            factor, rows = last.rate_factor, read_recipe(paths[-1]).train.embedding
         else:
             position = TrainingState(**state["training"])
             self.ended()
@@ -56,7 +56,7 @@ class Chain:
             rows = trained.recipe.train.embedding
         steps = state["tables"]["earlier"] + state["tables"]["step"]
         before = Before(
-            number=len(found) + 1, checkpoint=trained.checkpoint, rows=rows, steps=steps, rate_factor=factor
+            number=len(paths) + 1, checkpoint=trained.checkpoint, rows=rows, steps=steps, rate_factor=factor
         )
         return before, parent
 

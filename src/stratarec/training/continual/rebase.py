@@ -71,7 +71,7 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
         if trained.model.network.trees is not None:
             raise CheckpointError(f"{run} has model.trees, which compare row numbers: rebase does not support them")
         carried = CarriedTables.of(trained.dataset)
-        ranked = {name: _ranked(carried.vocabularies[name], found) for name, found in carried.counts.items()}
+        ranked = {name: _ranked(carried.vocabularies[name], counted) for name, counted in carried.counts.items()}
         vocabularies = carried.vocabularies | {name: vocabulary for name, (vocabulary, _) in ranked.items()}
         sizes.update({name: (carried.vocabularies[name].rows, vocabularies[name].rows) for name in ranked})
         old = {name: np.arange(each.rows, dtype=np.int64) for name, each in carried.vocabularies.items()}
@@ -143,10 +143,10 @@ def commit_change(
                 "dense": {},
                 "auc": {"low": None, "high": None, "before": None},
             }
-            found = validate(Period, content, kind, periods.ADVICE, CheckpointError)
-            write_sealed(work / periods.PERIOD, found.to_dict())
+            period = validate(Period, content, kind, periods.ADVICE, CheckpointError)
+            write_sealed(work / periods.PERIOD, period.to_dict())
             chain.commit(work, final)
-        return found, periods.prune(run)
+        return period, periods.prune(run)
 
 
 def save_checkpoint(
@@ -208,11 +208,11 @@ def put_rows(model: CTRModel, name: str, rows: Ids, of: Callable[[Ids], FloatRow
     group = _group(model, name)
     for first in range(0, len(rows), _CHUNK):
         chosen = rows[first : first + _CHUNK].astype(np.int64)
-        found = of(chosen)
-        if found is None:
-            found = FloatRows.allocate(len(chosen), group.width, **group.codec.layout.kept)
-        found.clock[:] = 0
-        group.write_rows(chosen + group.first_row[name], found, np.arange(len(chosen), dtype=np.int64), 0)
+        values = of(chosen)
+        if values is None:
+            values = FloatRows.allocate(len(chosen), group.width, **group.codec.layout.kept)
+        values.clock[:] = 0
+        group.write_rows(chosen + group.first_row[name], values, np.arange(len(chosen), dtype=np.int64), 0)
 
 
 def _ranked(vocabulary: Vocabulary, counted: pl.DataFrame) -> tuple[Vocabulary, Ids]:

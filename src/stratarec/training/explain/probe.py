@@ -50,20 +50,20 @@ def columns_of(schema: Schema, names: Sequence[str] = ()) -> tuple[Column, ...]:
     """Return the columns with these names, or all columns without names; `ConfigError` if a name is unknown."""
     companions = {main: tuple(each.name for each in columns) for main, columns in schema.behaviours.items()}
     others = {name for features in companions.values() for name in features[1:]}
-    found = [Column(name=feature.name, dense=place) for place, feature in enumerate(schema.dense)]
-    found += [
+    columns = [Column(name=feature.name, dense=place) for place, feature in enumerate(schema.dense)]
+    columns += [
         Column(name=feature.name, sparse=companions.get(feature.name, (feature.name,)))
         for feature in schema.sparse
         if feature.name not in others
     ]
-    known = {column.name: column for column in found}
+    known = {column.name: column for column in columns}
     for name in names:
         if name not in known:
             main = next((each for each, features in companions.items() if name in features), "")
             close = difflib.get_close_matches(name, known, 1)
             hint = f"it is part of {main}" if main else f"did you mean {close[0]}?" if close else _some(known)
             raise ConfigError(f"--feature {name}: the run has no such feature; {hint}")
-    return tuple(known[name] for name in dict.fromkeys(names)) if names else tuple(found)
+    return tuple(known[name] for name in dict.fromkeys(names)) if names else tuple(columns)
 
 
 def _some(names: Sequence[str] | dict[str, Column]) -> str:

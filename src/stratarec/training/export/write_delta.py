@@ -75,19 +75,19 @@ def write_delta(before: ExportedModel, export: Path, folder: Path) -> float | No
     share = sum(map(len, changed.values())) / max(sum(shape[0] for shape in shapes.values()), 1)
     if share > _MOST:
         return None
-    with new_directory(folder, {DELTA, DELTA_ROWS, NETWORK, "vocabulary"}) as made:
-        shutil.copyfile(export / NETWORK, made / NETWORK)
-        write_tensors(made / DELTA_ROWS, _tensors(after, changed, removed))
-        appended = _append(made, before.vocabularies, after.vocabularies)
+    with new_directory(folder, {DELTA, DELTA_ROWS, NETWORK, "vocabulary"}) as directory:
+        shutil.copyfile(export / NETWORK, directory / NETWORK)
+        write_tensors(directory / DELTA_ROWS, _tensors(after, changed, removed))
+        appended = _append(directory, before.vocabularies, after.vocabularies)
         manifest = DeltaManifest(
             parent=before.manifest.fingerprint,
             manifest=after.manifest,
             changed={name: len(rows) for name, rows in changed.items()},
             appended=appended,
             gone={name: len(ids) for name, ids in removed.items()},
-            files=files_of(made),
+            files=files_of(directory),
         )
-        write_sealed(made / DELTA, manifest.to_dict())
+        write_sealed(directory / DELTA, manifest.to_dict())
     return share
 
 
