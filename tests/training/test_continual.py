@@ -242,7 +242,7 @@ STAGES = [
     "continual.train_period.checkpoint.save",
     "continual.continual_run.write_recipe",
     "continual.continual_run.write_sealed",
-    "continual.chain.sync_tree",
+    "continual.chain.rename_directory",
 ]
 
 

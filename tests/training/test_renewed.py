@@ -179,7 +179,7 @@ def test_scores_that_would_change_stop_a_rebase(
     assert files_of(run) == before
 
 
-STAGES = ["rebase.checkpoint.load", "rebase.checkpoint.save", "rebase.write_sealed", "chain.sync_tree"]
+STAGES = ["rebase.checkpoint.load", "rebase.checkpoint.save", "rebase.write_sealed", "chain.rename_directory"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
