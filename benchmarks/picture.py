@@ -40,9 +40,11 @@ def write_picture(path: Path, ratios: Sequence[tuple[str, float]]) -> None:
 
 def write_curves(
     path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[tuple[float, float, float]]]]]],
-    across: str, up: str, level: float | None = None,
+    across: str, up: str, level: float | None = None, *, up_by_log: bool = False,
 ) -> None:  # fmt: skip
     """Draw a panel for each title, of named curves of (x, y, half the height of its bar); x by its logarithm.
+
+    With `up_by_log`, y is drawn by its logarithm, too.
 
     The same figures give the same bytes.
     """
@@ -58,6 +60,8 @@ def write_curves(
             if level is not None:
                 axes.axhline(level, color="#444444", linewidth=1)
             axes.set_xscale("log", base=2)
+            if up_by_log:
+                axes.set_yscale("log")
             ticks = sorted({point[0] for point in curves[-1][1]})
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axes.minorticks_off()

@@ -29,6 +29,7 @@ BENCHMARKS = {
     "exchange": "benchmarks.exchange",
     "first_minute": "benchmarks.first_minute",
     "globo": "benchmarks.globo",
+    "growth": "benchmarks.growth",
     "host_counts": "benchmarks.host_counts",
     "hot_drift": "benchmarks.hot_drift",
     "hot_published": "benchmarks.hot_published",

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.cluster_cells import speed_errors
+from benchmarks.growth import panels_of
 from benchmarks.picture import write_curves, write_picture
 from benchmarks.registry import BENCHMARKS
 from benchmarks.sources import source_hash
@@ -180,6 +181,11 @@ def _draw_more(samples: Mapping[str, list[dict[str, Any]]], beside: Path) -> Non
             "AUC minus AUC without towers",
             0,
         )
+    if growth := samples.get("growth"):
+        write_curves(
+            beside.with_name("growth.svg"), panels_of(growth), "size", "cost, relative to the least size", 1,
+            up_by_log=True,
+        )  # fmt: skip
     if counts := samples.get("host_counts"):
         curves = [("DRAM alone", [(row["terabytes"], row["hosts_dram"], 0.0) for row in counts
                                   if row["share_of_speed"] == 1])]  # fmt: skip

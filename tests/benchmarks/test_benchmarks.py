@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from cli.init.test_public_recipes import ROWS, frame
 
-from benchmarks import quality, report, trees
+from benchmarks import growth, quality, report, trees
 from benchmarks.registry import BENCHMARKS, PeerMissing
 from benchmarks.sources import source_hash
 from errors import missing, refuses
@@ -175,6 +175,22 @@ def test_results_fit_80_columns_with_whole_words(printed: dict[Path, str], path:
             # Neither a word of a head nor a cell is broken.
             assert set(re.findall(r"[a-z]+", name.replace("_", " "))) <= set(words)
             assert not isinstance(value, str) or value in text
+
+
+def test_growth_compares_a_cost_of_a_unit_with_smaller_sizes() -> None:
+    rows = [
+        {"part": "batch", "size": size, "step_ms": cost} for size, cost in ((64, 64.0), (512, 256.0), (4096, 4096.0))
+    ]
+    costs = growth.costs_of(rows, "batch")
+    assert costs == {"step_ms": [1.0, 0.5, 1.0]}
+    assert growth.grown(costs["step_ms"]) == 2.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", growth.COSTS)
+def test_cells_of_growth_have_all_costs(part: str, tmp_path: Path) -> None:
+    row = growth.PARTS[part](growth.QUICK[part][0], tmp_path, True)
+    assert all(row[name] > 0 for name in growth.COSTS[part][0] if name != "peak_mib")
 
 
 def tree_samples(samples: int, seed: int) -> trees.Samples:
