@@ -48,7 +48,7 @@ BUDGETS = {
     "planning": 2_340,
     "distributed": 1_895,
     "serving": 1_216,
-    "reporting": 1_911,
+    "reporting": 1_917,
     "models": 2_476,
     "hot": 648,
     "data": 7_234,

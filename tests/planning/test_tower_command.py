@@ -52,6 +52,7 @@ def test_towers_are_printed_written_and_loaded(home: Path, capsys: pytest.Captur
     assert max(len(line.rstrip()) for line in out.splitlines() if str(tmp_path) not in line) <= 80
     assert not missing("tower 2", out)
     assert not missing("no structure 128 samples", out)
+    assert not missing("1,000,000 AUC without towers", out)
     assert path.read_text() == before
     recipe = Recipe.load(path, ["model.towers.plan=recipe.towers.yaml"])
     assert recipe.model.towers is not None

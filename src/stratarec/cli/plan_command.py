@@ -241,7 +241,7 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     if args.json:
         print_json(towers.to_dict())
     else:
-        print_towers(towers.to_dict())
+        print_towers(towers.to_dict(), dataset.samples("train"))
     if args.report:
         write_towers_report(Path(args.report), recipe.name, towers.to_dict())
     if args.write:
