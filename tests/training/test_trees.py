@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,19 @@ import torch
 from training.test_members import of_log
 from training.test_no_signal import assert_chance
 
+from errors import refuses
 from recipes import agreeing_scores, assert_same_model, last, train
 from stratarec.cli import main
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
-from stratarec.errors import TrainingError
+from stratarec.distributed.mesh import Mesh
+from stratarec.errors import ConfigError, TrainingError
 from stratarec.estimator.click_model import ClickModel
 from stratarec.io.tensors import read_tensors
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
+from stratarec.training.resolve import choose_defaults, resolve
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
@@ -166,13 +171,25 @@ def test_one_class_in_validation_leaves_an_ensemble_without_trees(tmp_path: Path
     assert not trees.leaves.any()
 
 
-def test_random_labels_stay_random(tmp_path: Path) -> None:
-    log(tmp_path / "log.parquet", rows=12_000, random=True)
+def test_random_labels_stay_random_next_to_a_value_of_each_row(tmp_path: Path) -> None:
+    frame = log(tmp_path / "log.parquet", rows=12_000, random=True)
+    unique = frame.with_columns(visit=pl.int_range(pl.len()).cast(pl.String).reverse())
+    unique.write_parquet(tmp_path / "log.parquet")
     content = recipe(tmp_path).to_dict()
+    content["data"]["source"]["schema"]["sparse"].append({"name": "visit"})
     content["data"]["split"] = {"valid": 0.1, "test": 0.5}
     made = Recipe.from_dict(content)
     test = Trainer(made, prepare(made.data)).train()["test"]
     assert_chance(test["auc"], test["positives"], test["samples"], 0.01)
+
+
+def test_several_ranks_have_no_trees(home: Path) -> None:
+    dataset, mesh = Dataset.open(home / "data"), replace(Mesh.alone(), ranks=2)
+    content = recipe(home).to_dict()
+    assert choose_defaults(Recipe.from_dict(content), {}, dataset)["model.trees"] > 0
+    assert resolve(Recipe.from_dict(content), dataset, mesh, named={"model.members": 4}).recipe.model.trees == 0  # type: ignore[attr-defined]
+    with refuses(ConfigError, "model.trees 60 2"):
+        resolve(Recipe.from_dict(content), dataset, mesh)
 
 
 def test_a_missing_library_is_named_and_leaves_an_ensemble_without_trees(
