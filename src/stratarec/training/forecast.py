@@ -16,6 +16,7 @@ rates of this machine (`measure_machine`). For that, the network is trained for 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -371,7 +372,9 @@ def rank_seconds(recipe: Recipe, dataset: Dataset, cluster: Cluster) -> float:
                 stages.train(next(steps), *item, handle)
 
             step()
-            return cold_seconds(step, 2 * _ROUNDS)
+            # The processor time of a single thread does not count other programs.
+            clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+            return cold_seconds(step, 2 * _ROUNDS, clock=clock)
 
 
 def predict_step(recipe: Recipe, dataset: Dataset, cluster: Cluster, seconds: float) -> Prediction:
