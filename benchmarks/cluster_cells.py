@@ -23,8 +23,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed.measure import Collective
 from stratarec.planning.machine import Cluster
 from stratarec.recipe import Recipe
-from stratarec.training.build import exchanges_by_towers
-from stratarec.training.forecast import predict_step, rank_seconds
+from stratarec.training.forecast import exchanges_by_towers, predict_step, rank_seconds
 from stratarec.training.torch_setup import torch_settings
 
 STEPS = 5

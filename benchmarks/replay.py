@@ -38,9 +38,8 @@ from stratarec.errors import TrainingError
 from stratarec.kernels.runtime.threads import limit_threads
 from stratarec.planning.machine import Cluster
 from stratarec.recipe import Recipe
-from stratarec.training.build import exchanges_by_towers
 from stratarec.training.distributed import RankStages
-from stratarec.training.forecast import rank_stages
+from stratarec.training.forecast import exchanges_by_towers, rank_stages
 
 WARM = 2
 """Steps that compile kernels and create optimizer state before the recorded ones."""

@@ -29,8 +29,9 @@ from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig, HistoryConfig, TowersConfig, build_model
 from stratarec.models.base import build_tables
 from stratarec.recipe import Recipe
-from stratarec.training.build import exchanges_by_towers, sharding_plan
+from stratarec.training.build import sharding_plan
 from stratarec.training.distributed import GradientReducer
+from stratarec.training.forecast import exchanges_by_towers
 from stratarec.training.trainer import Trainer
 
 

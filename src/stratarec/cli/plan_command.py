@@ -177,6 +177,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
     from stratarec.planning.machine import measure_tiers
     from stratarec.reporting.plan_page import print_steps
     from stratarec.training import forecast
+    from stratarec.training.resolve import in_numbers
 
     measure_tiers(recipe.memory, again=args.measure)
     with dataset.locked():
@@ -184,7 +185,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
             *args.hosts, between=parse_rate(args.network, "--network"),
             inside=parse_rate(args.inside, "--inside") if args.inside else None, latency=network or forecast.ASSUMED,
         )  # fmt: skip
-        predictions = forecast.predict_exchanges(recipe, dataset, cluster)
+        predictions = forecast.predict_exchanges(in_numbers(recipe, dataset), dataset, cluster)
     lines = forecast.assumptions(recipe, dataset, cluster, measured=network is not None)
     rows = [prediction.to_dict() for prediction in predictions]
     best = {kind: prediction.name for kind, prediction in forecast.fastest(predictions).items()}
@@ -306,8 +307,8 @@ def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     from stratarec.models.base import build_tables
     from stratarec.planning.placement import make_hot_plan
     from stratarec.reporting.plan_page import print_plan
-    from stratarec.training.build import exchanges_by_towers, measured_memory, sharding_plan
-    from stratarec.training.forecast import bare_network, forecast_step
+    from stratarec.training.build import measured_memory, sharding_plan
+    from stratarec.training.forecast import bare_network, exchanges_by_towers, forecast_step
     from stratarec.training.gpu_memory import check_rows_device
     from stratarec.training.torch_setup import device_of
 

@@ -154,6 +154,8 @@ class StepWork:
     """Floating-point operations of the modules of all towers per sample, forward and backward."""
     tower_parameters: int = 0
     """Number of parameters of the modules of all towers."""
+    tower_columns: int = 0
+    """Floats per sample of the outputs of all towers; 0 to compute them from `ExchangeModel.compression`."""
     gradient_bytes: Literal[2, 4] = 4
     """Bytes per dense parameter when gradients are sent."""
     flat_rows: float = 0.0
@@ -308,9 +310,10 @@ def exchange_bytes(cluster: Cluster, work: StepWork, exchange: ExchangeModel) ->
             inside_peers=() if hosts > 1 else peers,
             between_peers=peers if hosts > 1 else (),
         )
+    sent = work.tower_columns / (work.features * work.width) if work.tower_columns else 1 / exchange.compression
     return ExchangeBytes(
         inside=rows * (ranks - 1) / ranks,
-        between=rows * away / exchange.compression,
+        between=rows * away * sent,
         inside_peers=(ranks - 1,) * (2 if hosts > 1 else 3),
         between_peers=(all_ranks - 1, hosts - 1, hosts - 1) if hosts > 1 else (),
     )

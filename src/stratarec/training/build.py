@@ -20,7 +20,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import LoaderConfig
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import ShardedCollection
-from stratarec.distributed.sharding import Sharding, ShardingPlan, TableLoad, join_plans, plan_sharding, rows_sent
+from stratarec.distributed.sharding import Sharding, ShardingPlan, TableLoad, join_plans, plan_sharding
 from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.slots import MEMORIES
@@ -36,10 +36,9 @@ from stratarec.models.zoo.ensemble import EnsembleScore
 from stratarec.planning.bytes import in_memory
 from stratarec.planning.candidates import describe_tables
 from stratarec.planning.config import MemoryConfig
-from stratarec.planning.machine import Cluster, Tiers, measure_tiers
+from stratarec.planning.machine import Tiers, measure_tiers
 from stratarec.planning.placement import hot_rows, make_hot_plan
 from stratarec.planning.plan import Plan, tier_config
-from stratarec.planning.step_model import ExchangeModel, StepWork, exchange_bytes
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training.gpu_memory import on_gpu, rows_memory
@@ -238,30 +237,6 @@ def sharding_plan(
             raise ConfigError(f"host {host}, which has the tables of tower {host}: {error}") from error
 
     return join_plans([of_host(host) for host in range(len(towers))], [table.name for table in tables])
-
-
-def exchanges_by_towers(recipe: Recipe, dataset: Dataset, hosts: int, ranks: int) -> bool:
-    """Return whether `ranks` ranks on `hosts` hosts exchange rows by towers, as ``distributed.exchange`` says.
-
-    ``auto`` chooses the exchange that sends fewer bytes between hosts. The choice does not depend on measurements, so a
-    resumed run uses the same exchange.
-    """
-    config, towers = recipe.distributed, recipe.model.towers
-    if not config.by_towers(recipe.towers, hosts) or config.exchange == "sptt" or towers is None:
-        return config.by_towers(recipe.towers, hosts)
-    tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
-    work, cluster = rank_work(recipe, dataset, tables, ranks), Cluster(hosts=hosts, ranks=ranks // hosts)
-    by_towers = ExchangeModel(kind="sptt", compression=towers.compression)
-    return exchange_bytes(cluster, work, by_towers).between < exchange_bytes(cluster, work, ExchangeModel()).between
-
-
-def rank_work(recipe: Recipe, dataset: Dataset, tables: Sequence[EmbeddingBagConfig], ranks: int) -> StepWork:
-    """Return the lookups and the exchanged rows of a training step on one of `ranks` ranks."""
-    batch, loads = recipe.train.batch_size, table_loads(recipe, dataset, tables, None, ranks)
-    return StepWork(
-        batch=max(batch // ranks, 1), features=len(dataset.schema.sparse), width=recipe.model.vector_width,
-        lookups=sum(load.lookups for load in loads) / batch, flat_rows=rows_sent(loads, ranks) / batch,
-    )  # fmt: skip
 
 
 def table_loads(

@@ -22,6 +22,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, cycle, islice
+from math import inf
 from typing import Any, Literal
 
 import torch
@@ -34,6 +35,7 @@ from stratarec.data.loading.loader import BatchShare, Loader
 from stratarec.distributed.config import WireKind
 from stratarec.distributed.measure import Collective, emulated_mesh
 from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.sharding import rows_sent
 from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.errors import ConfigError
 from stratarec.hot.config import HotConfig
@@ -50,8 +52,10 @@ from stratarec.planning.machine import (
     CARDS,
     Cluster,
     DeviceRates,
+    DramTier,
     Machine,
     NetworkRates,
+    Tiers,
     card_rates,
     cold_seconds,
     measure_tiers,
@@ -60,10 +64,9 @@ from stratarec.planning.placement import make_hot_plan
 from stratarec.planning.plan import Plan
 from stratarec.planning.step_model import ExchangeModel, StepTime, StepWork, TableSeconds, step_time
 from stratarec.recipe import Recipe
-from stratarec.training.build import exchanges_by_towers, new_model, rank_work, sharding_plan
+from stratarec.training.build import new_model, sharding_plan, table_loads
 from stratarec.training.distributed import GradientReducer, RankStages
 from stratarec.training.gpu_memory import rows_memory
-from stratarec.training.resolve import in_numbers
 from stratarec.training.steps.step import loader_config
 from stratarec.training.torch_setup import build_optimizer, measured_rates, torch_settings
 
@@ -82,14 +85,19 @@ def step_work(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None = No
     The number of operations is an estimate: six per weight and sample, and the products of all pairs of features. With
     towers, the true number of products is smaller.
     """
-    model = replace(recipe.model, towers=towers)
+    batch, model = recipe.train.batch_size, replace(recipe.model, towers=towers)
     tables = build_tables(model, dataset.schema, dataset.table_rows())
-    work, network = rank_work(recipe, dataset, tables, ranks), bare_network(model, dataset)
+    loads = table_loads(recipe, dataset, tables, None, ranks)
+    network = bare_network(model, dataset)
     modules = _weights(network.towers) if towers is not None else 0  # type: ignore[arg-type]
-    parameters = _weights(network) - modules
-    return replace(
-        work, flops=6.0 * parameters + 3.0 * work.features**2 * work.width, parameters=parameters,
-        tower_flops=6.0 * modules, tower_parameters=modules,
+    parameters, features = _weights(network) - modules, len(dataset.schema.sparse)
+    return StepWork(
+        batch=max(batch // ranks, 1), features=features, width=model.vector_width,
+        lookups=sum(load.lookups for load in loads) / batch,
+        flops=6.0 * parameters + 3.0 * features * features * model.vector_width,
+        parameters=parameters, tower_flops=6.0 * modules, tower_parameters=modules,
+        flat_rows=rows_sent(loads, ranks) / batch,
+        tower_columns=sum(tower.columns for tower in network.all_towers) if towers is not None else 0,  # type: ignore[union-attr,operator]
     )  # fmt: skip
 
 
@@ -348,7 +356,6 @@ def rank_seconds(recipe: Recipe, dataset: Dataset, cluster: Cluster) -> float:
     ConfigError
         If the rank's part of the tables does not fit in `MEASURED_SHARE` of this machine's memory.
     """
-    recipe = in_numbers(recipe, dataset)
     by_towers = exchanges_by_towers(recipe, dataset, cluster.hosts, cluster.all_ranks)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     sharding = sharding_plan(recipe, dataset, tables, None, cluster.all_ranks, by_towers=by_towers)
@@ -393,11 +400,30 @@ def predict_step(recipe: Recipe, dataset: Dataset, cluster: Cluster, seconds: fl
         work = replace(work, parameters=work.parameters + work.tower_parameters, tower_parameters=0)
     compression = towers.compression if towers is not None and by_towers else 1.0
     exchange = ExchangeModel(kind="sptt" if by_towers else "flat", wire=config.wire, compression=compression)
-    machine = Machine(
-        tiers=measure_tiers(MemoryConfig()), network=NetworkRates(fixed_seconds=seconds), cluster=cluster
-    )  # fmt: skip
+    tiers = Tiers(dram=DramTier(row_bytes_per_second=inf))  # `seconds` includes the tables
+    machine = Machine(tiers=tiers, network=NetworkRates(fixed_seconds=seconds), cluster=cluster)
     step = step_time(replace(work, flops=0.0, tower_flops=0.0), machine, tables=TableSeconds(), exchange=exchange)
     return Prediction(exchange=exchange, towers=cluster.hosts if compression > 1 else 0, step=step)
+
+
+def exchanges_by_towers(recipe: Recipe, dataset: Dataset, hosts: int, ranks: int) -> bool:
+    """Return whether `ranks` ranks on `hosts` hosts exchange rows by towers, as ``distributed.exchange`` says.
+
+    ``auto`` chooses the exchange that sends fewer bytes between hosts, with gradients of the network. The choice does
+    not depend on measurements, so a resumed run uses the same exchange.
+    """
+    config = recipe.distributed
+    possible = config.by_towers(recipe.towers, hosts)
+    if not possible or config.exchange != "auto":
+        return possible
+    # At one byte per second, and without latencies and computing, seconds are the bytes that a host sends.
+    cluster = Cluster(hosts=hosts, ranks=ranks // hosts, between_bytes_per_second=1.0)
+    kinds: tuple[Literal["flat", "sptt"], ...] = ("flat", "sptt")
+    flat, towers = (
+        predict_step(replace(recipe, distributed=replace(config, exchange=kind)), dataset, cluster, 0.0).step.total
+        for kind in kinds
+    )
+    return towers < flat
 
 
 def predict_exchanges(recipe: Recipe, dataset: Dataset, cluster: Cluster) -> list[Prediction]:

@@ -43,7 +43,7 @@ from stratarec.recipe import Recipe, leaves
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.reporting.curve_writers import check_installed
 from stratarec.training import checkpoint
-from stratarec.training.build import exchanges_by_towers
+from stratarec.training.forecast import exchanges_by_towers
 from stratarec.training.run.run_directory import read_recipe
 from stratarec.training.steps.state import TrainingState
 from stratarec.training.torch_setup import bf16_slowness
