@@ -42,10 +42,10 @@ MODULE_LINES, FILES, PARAMETERS = 800, 16, 10
 BUDGETS = {
     "__main__": 5,
     "estimator": 441,
-    "cli": 3_994,
-    "training": 6_837,
+    "cli": 3_995,
+    "training": 6_842,
     "recipe": 420,
-    "planning": 2_340,
+    "planning": 2_345,
     "distributed": 1_895,
     "serving": 1_216,
     "reporting": 1_917,

@@ -97,7 +97,7 @@ def step_work(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None = No
         flops=6.0 * parameters + 3.0 * features * features * model.vector_width,
         parameters=parameters, tower_flops=6.0 * modules, tower_parameters=modules,
         flat_rows=rows_sent(loads, ranks) / batch,
-        tower_columns=sum(tower.columns for tower in network.all_towers) if towers is not None else 0,  # type: ignore[union-attr,operator]
+        tower_columns=sum(tower.columns for tower in network.all_towers) if towers is not None else 0,  # type: ignore[union-attr]
     )  # fmt: skip
 
 
