@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.models import build_network
 from stratarec.models.layers import dropouts, seed_dropout
 from stratarec.models.request import Runs
 from stratarec.models.zoo.config import EnsembleConfig
 from stratarec.models.zoo.ensemble import EnsembleScore
+from stratarec.models.zoo.trees import TreeMembers
 from stratarec.training.steps.loss import Objective
 
 D, K, Q = 3, 10, 5
@@ -115,6 +117,20 @@ def test_a_member_drops_fields_with_their_first_order_weights() -> None:
             logits[:, k].unique(), torch.tensor([0, 1.25 * 11, 125, 1.25 * 111]), rtol=1e-4, atol=1e-4
         )
         torch.testing.assert_close((logits[:, k] < 100).float().mean(), torch.tensor(0.2), atol=0.02, rtol=0)
+
+
+def test_trees_compare_numbers_ids_and_lengths_in_the_order_of_the_schema() -> None:
+    trees = TreeMembers(1)
+    trees.features = (("item", False), ("tags", True), ("place", False))
+    sparse = KeyedJagged(
+        keys=("place", "item", "tags"), values=torch.tensor([5, 7, 1, 2, 3]), batch_size=2,
+        offsets=torch.tensor([0, 1, 1, 2, 2, 4, 5]),
+    )  # fmt: skip
+    columns = trees.columns(torch.tensor([[0.5], [1.5]]), sparse)
+    assert columns.tolist() == [[0.5, 8, 2, 6], [1.5, 0, 1, 0]]
+    none = KeyedJagged.from_features({}, 2)
+    trees.features = ()
+    assert trees.columns(torch.ones(2, 1), none).tolist() == [[1], [1]]
 
 
 def test_every_tensor_that_trains_has_a_part_for_each_member() -> None:
