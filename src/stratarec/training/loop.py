@@ -83,10 +83,14 @@ class Loop:
         self._seconds, self._is_warm = self._stages.seconds, False
         self.hooks: list[Hook] = []
         """Functions whose contexts surround every step, for example to trace it."""
+        self.wait_for_kernels: Callable[[], None] = lambda: None
+        """Function that returns when the kernels which another process compiles are ready."""
 
     def step(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
         """Train one batch and count it. If `request` and `prepared` are None, they are computed in this step."""
         state = self.state
+        if not self._is_warm:
+            self.wait_for_kernels()
         with ExitStack() as stack:
             for hook in self.hooks:
                 stack.enter_context(hook(state.step))

@@ -27,10 +27,12 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import BatchShare, Loader
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.towers import DisaggregatedModel
+from stratarec.embedding.compilation import compile_update
 from stratarec.errors import TrainingError
 from stratarec.io.owned_directory import named_directory
 from stratarec.kernels.runtime.accelerator import device_errors
 from stratarec.models import CTRModel
+from stratarec.models.base import build_tables
 from stratarec.planning.bytes import Memory
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress
@@ -299,7 +301,14 @@ class Trainer:
                 start = open_warm_start(earlier, self.run, self._identity, self.dataset, self.mesh)
                 warm_start = stack.enter_context(start)
             last = stack.enter_context(opened(self._directory, self.mesh, resume=resume, overwrite=overwrite))
-            assert self.loop is not None  # builds all parts, before torch's random state is set
+            compiled: Callable[[], None] = lambda: None  # noqa: E731
+            if self.mesh.ranks == 1 and self._device.type == "cpu":
+                tables = build_tables(self.recipe.model, self.dataset.schema, self.dataset.table_rows())
+                # Before kernels start threads, because it forks.
+                compiled = compile_update({table.embedding_dim for table in tables}, self.config.embedding)
+                stack.callback(compiled)
+            # The first use of `loop` builds all parts, before torch's random state is set.
+            self.loop.wait_for_kernels = compiled
             stack.enter_context(torch_settings(threads=self.threads.threads, seed=self.config.seed))
             if resume and last is None:
                 self.progress.say(f"{self.run} has no checkpoint to resume from; starting from the beginning")

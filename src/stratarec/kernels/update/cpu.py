@@ -328,6 +328,12 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
     return SimpleNamespace(update=run_update, norms=run_norms, apply_missed=run_apply_missed)
 
 
+def is_compiled(width):
+    """Return whether Numba's cache on disk has an update; true if nothing is cached, as without compilation."""
+    cache_file = getattr(getattr(kernels(*blocks(width)).update, "_cache", None), "_cache_file", None)
+    return cache_file is None or bool(cache_file._load_index())
+
+
 def update(slots, layout, bags, gradients, rule, missed, workspace):
     state = state_of(workspace)
     threads, most, tasks = state.share(layout, bags)
