@@ -30,7 +30,7 @@ import stratarec
 from stratarec.errors import TrainingError
 from stratarec.models.metrics import evaluate_logits
 
-ROWS, QUICK_ROWS, RUNS = 50_000, 5_000, 3
+ROWS, QUICK_ROWS, RUNS = 50_000, 5_000, 2
 COMMANDS = {
     "init": ["init", "clicks.csv"],
     "prepare": ["prepare", "clicks.yaml"],
