@@ -194,9 +194,11 @@ class EnsembleScore(Score):
         for member, factors in kept.items():
             hidden[member].view(size, features, self.width).mul_(factors.unsqueeze(2))
         for place, layer in enumerate(self.layers[:-1]):
-            hidden = layer(hidden).relu()
+            hidden = layer(hidden)
             if len(self.dropouts):
                 hidden = self.dropouts[place](hidden)
+            # After dropout and in place, with the same bits: fewer passes over memory.
+            hidden = hidden.relu_()
         logits: Tensor = (first + self.layers[-1](hidden).squeeze(2).t()).float() + self.out.bias
         if self.training:
             return logits
