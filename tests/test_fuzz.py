@@ -27,7 +27,7 @@ from stratarec.errors import StrataError
 from stratarec.planning.plan import Plan
 from stratarec.training.run.open_run import open_run
 
-CASES_OF_CONTENT = int(os.environ.get("STRATAREC_FUZZ", "24"))
+CASES_OF_CONTENT = int(os.environ.get("STRATAREC_FUZZ", "16"))
 SEED = int(os.environ.get("STRATAREC_FUZZ_SEED", "11"))
 
 

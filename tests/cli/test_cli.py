@@ -234,7 +234,6 @@ def test_too_little_memory_is_one_line(place: Path, tmp_path: Path) -> None:
     "arguments",
     [
         ["check", "data/tiny"],
-        pytest.param(["plan", "r.yaml"], marks=pytest.mark.slow),
         pytest.param(["evaluate", "-q", "runs/tiny"], marks=pytest.mark.slow),
         pytest.param(["profile", "-q", "data/tiny"], marks=pytest.mark.slow),
     ],

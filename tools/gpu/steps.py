@@ -40,7 +40,7 @@ from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 SEED, POOL = 1, ThreadPoolExecutor(16)
 NAMES = [f"C{place}" for place in range(26)]
-ROWS = {name: min(rows, 997) if SMALL else rows for name, rows in zip(NAMES, CRITEO_ROWS, strict=True)}
+ROWS = {name: min(rows, 251) if SMALL else rows for name, rows in zip(NAMES, CRITEO_ROWS, strict=True)}
 SCHEMA = Schema(
     dense=tuple(DenseFeature(name=f"I{place}") for place in range(13)),
     sparse=tuple(SparseFeature(name=name) for name in NAMES),
@@ -155,7 +155,7 @@ class Side:
         self.stages = Stages(self.model, build_optimizer(train.dense, self.model.network), train, None)
         self.exact = precision == "float32" and all(tier.codec.kind == "fp32" for tier in tiers.tables.values())
         self.step = 0
-        self._fill_caches(tiers.tables, size=128 if SMALL else 16_384)
+        self._fill_caches(tiers.tables, size=32 if SMALL else 16_384)
 
     def _fill_caches(self, tiers: Mapping[str, TableTier], size: int) -> None:
         """Bring as many rows as there are slots into the caches, popular ones last, so that misses evict rows."""
@@ -242,7 +242,7 @@ def data_for(size: int, depth: int, seed: int, **hot: Any) -> tuple[list[Batch],
 
 def train() -> None:
     """CPU alone; the network on the GPU (hybrid); rows, too, also in bf16."""
-    for width, size in ((16, 32),) if SMALL else ((16, 1024), (16, 16_384), (64, 4096)):
+    for width, size in ((16, 8),) if SMALL else ((16, 1024), (16, 16_384), (64, 4096)):
         sides = {
             "cpu": Side(width, "cpu", "cpu"),
             "hybrid": Side(width, "cpu"),
@@ -278,11 +278,11 @@ def hot() -> None:
     """FAE: hot rows stay in GPU memory, and samples that use no others have batches of their own."""
     heads = slots_within(HOT_BYTES)
     tables = {
-        name: TableTier(cache_rows=300 if SMALL else 65_536, hot_rows=heads[name])
+        name: TableTier(cache_rows=120 if SMALL else 65_536, hot_rows=heads[name])
         for name in NAMES
         if heads[name] < ROWS[name]
     }
-    for size in (32,) if SMALL else (1024, 4096):
+    for size in (8,) if SMALL else (1024, 4096):
         warm_up, log = data_for(size, 1, size, hot=heads, share=HOT_INPUTS)
         _, only_hot = data_for(size, 1, size + 1, hot=heads, share=1.0)
         _, others = data_for(size, 1, size + 2, hot=heads)
@@ -336,7 +336,7 @@ def sessions(size: int, count: int, rows: Mapping[str, int], length: int = 20, s
 
 def dedup() -> None:
     """RecD: a transformer over histories, computed once for each session, against once for each sample."""
-    size, context = 32 if SMALL else 4096, tuple(f"context{place}" for place in range(6))
+    size, context = 16 if SMALL else 4096, tuple(f"context{place}" for place in range(6))
     rows = dict.fromkeys(("item", "user"), 997 if SMALL else 1_000_000) | dict.fromkeys(context, 100)
     schema = Schema(
         user="user",
