@@ -40,7 +40,7 @@ from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 SEED, POOL = 1, ThreadPoolExecutor(16)
 NAMES = [f"C{place}" for place in range(26)]
-ROWS = {name: min(rows, 251) if SMALL else rows for name, rows in zip(NAMES, CRITEO_ROWS, strict=True)}
+ROWS = {name: min(rows, 97) if SMALL else rows for name, rows in zip(NAMES, CRITEO_ROWS, strict=True)}
 SCHEMA = Schema(
     dense=tuple(DenseFeature(name=f"I{place}") for place in range(13)),
     sparse=tuple(SparseFeature(name=name) for name in NAMES),
@@ -278,7 +278,7 @@ def hot() -> None:
     """FAE: hot rows stay in GPU memory, and samples that use no others have batches of their own."""
     heads = slots_within(HOT_BYTES)
     tables = {
-        name: TableTier(cache_rows=120 if SMALL else 65_536, hot_rows=heads[name])
+        name: TableTier(cache_rows=48 if SMALL else 65_536, hot_rows=heads[name])
         for name in NAMES
         if heads[name] < ROWS[name]
     }
