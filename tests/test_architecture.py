@@ -49,7 +49,7 @@ BUDGETS = {
     "distributed": 1_895,
     "serving": 1_216,
     "reporting": 1_917,
-    "models": 2_477,
+    "models": 2_474,
     "hot": 648,
     "data": 7_234,
     "embedding": 4_491,
