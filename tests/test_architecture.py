@@ -54,7 +54,7 @@ BUDGETS = {
     "data": 7_234,
     "embedding": 4_491,
     "batch": 315,
-    "kernels": 7_145,
+    "kernels": 7_157,
     "io": 779,
     "config": 288,
     "progress": 47,

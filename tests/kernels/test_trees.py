@@ -28,7 +28,7 @@ def drawn(seed: int, trees: int = T) -> tuple[Array, Array, Array]:
     nodes[:, :trees, :, 4:] = draws.integers(0, 1 << 16, (M, trees, N, FIELDS - 4))
     leaves = draws.normal(size=(M, T, N + 1)).astype(np.float32)
     leaves[:, trees:] = 0
-    rows = draws.integers(-20, 300, (40, COLUMNS)) + draws.choice([0.0, 0.5], (40, COLUMNS))
+    rows = draws.integers(-20, 300, (140, COLUMNS)) + draws.choice([0.0, 0.5], (140, COLUMNS))
     rows[:8, 0] = [0, 255, 256, -1, 1e30, -1e30, 255.5, -0.5]
     return rows.astype(np.float32), nodes, leaves
 
