@@ -48,7 +48,7 @@ class Cell:
     compression: float = 1.0
     """Of the towers, of which each host has one; 1 for towers without modules."""
 
-    def recipe(self, root: Path, exchange: str) -> Recipe:
+    def recipe(self, root: Path, exchange: str, network: str = "1Gbit") -> Recipe:
         """Return its recipe."""
         names = [f"C{place + 1}" for place in range(_FEATURES)]
         rows, session = LOGS[self.log]
@@ -66,7 +66,7 @@ class Cell:
                 "towers": {"plan": [names[host :: self.hosts] for host in range(self.hosts)],
                            "compression": self.compression},
             },
-            "distributed": {"exchange": exchange, "hosts": self.hosts},
+            "distributed": {"exchange": exchange, "hosts": self.hosts, "network": network},
             "train": {
                 "run": str(root / "run"), "batch_size": self.batch * self.hosts * self.local, "epochs": 1,
                 "dense": {"kind": "adam", "learning_rate": 0.001}, "average": {"decay": 0},
@@ -114,7 +114,6 @@ def compared(root: Path, cells: tuple[Cell, ...]) -> Iterator[dict[str, Any]]:
     """Yield a line for each cell, link and exchange: the replayed step and the predicted one."""
     for cell in cells:
         dataset = data_of(cell, root)
-        by_towers = exchanges_by_towers(cell.recipe(root, "auto"), dataset, cell.hosts, cell.hosts * cell.local)
         schedules, seconds, began = {}, {}, time.perf_counter()
         for exchange in ("flat", "sptt"):
             recipe = cell.recipe(root, exchange)
@@ -122,6 +121,8 @@ def compared(root: Path, cells: tuple[Cell, ...]) -> Iterator[dict[str, Any]]:
             seconds[exchange] = rank_seconds(recipe, dataset, cluster(cell, "1 Gbit/s"))
         print(asdict(cell), f"{time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
         for link in LINKS:
+            auto = cell.recipe(root, "auto", link.replace(" ", "").removesuffix("/s"))
+            by_towers = exchanges_by_towers(auto, dataset, cell.hosts, cell.hosts * cell.local)
             for exchange, schedule in schedules.items():
                 where = cluster(cell, link)
                 step = predict_step(cell.recipe(root, exchange), dataset, where, seconds[exchange]).step

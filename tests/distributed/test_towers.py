@@ -128,18 +128,21 @@ def is_by_towers(mesh: Mesh, made: Recipe) -> bool:
     return Trainer(made, Dataset.open(made.data.path), mesh=mesh).mesh.between is not None
 
 
-def test_auto_sends_rows_in_the_way_that_sends_fewer_bytes_between_hosts(
-    ranks: Ranks, home: Path, tmp_path: Path
-) -> None:
-    for compression, exchange, want in ((1.0, "auto", False), (8.0, "auto", True), (8.0, "flat", False)):
-        made = recipe(home, tmp_path, compression, distributed={"exchange": exchange})
-        assert exchanges_by_towers(made, Dataset.open(made.data.path), 2, 4) == want, (compression, exchange)
+def test_auto_chooses_the_exchange_with_the_shorter_predicted_step(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    for compression, network, exchange, want in (
+        (1.0, "1Mbit", "auto", False), (8.0, "1Mbit", "auto", True),
+        (8.0, "1Mbit", "flat", False),
+    ):  # fmt: skip
+        made = recipe(home, tmp_path, compression, distributed={"exchange": exchange, "network": network})
+        assert exchanges_by_towers(made, Dataset.open(made.data.path), 2, 4) == want, (compression, network, exchange)
         assert ranks.run(4, is_by_towers, made, local=2, towers=2) == [want] * 4
     made = recipe(home, tmp_path, 1.0)
     assert exchanges_by_towers(made, Dataset.open(made.data.path), 2, 4)  # as it says
 
 
 def test_what_cannot_be_an_exchange_by_towers_is_refused() -> None:
+    with refuses(ConfigError, "distributed.network"):
+        DistributedConfig(network="fast")
     sptt = DistributedConfig(exchange="sptt")
     assert sptt.by_towers(2, 2)
     assert not DistributedConfig().by_towers(3, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from stratarec.config.units import parse_rate
 from stratarec.config.validate import check_ranges
 from stratarec.errors import ConfigError
 
@@ -27,8 +28,10 @@ class DistributedConfig:
     exchange: ExchangeKind = "auto"
     """``flat``: every rank exchanges rows with every other rank. ``sptt``: the tables of tower t are on host t and
     looked up there, and only tower outputs are sent between hosts; it needs as many hosts as ``model.towers`` has
-    towers. ``auto``: ``sptt`` if the numbers of hosts and towers are equal and it sends fewer bytes between hosts,
-    else ``flat``. Both train the same model, up to rounding."""
+    towers. ``auto``: ``sptt`` if the numbers of hosts and towers are equal and its steps are shorter, as predicted for
+    ``distributed.network``, else ``flat``. Both train the same model, up to rounding."""
+    network: str = "1Gbit"
+    """Bandwidth from a host to the other hosts, such as ``25Gbit``. Only ``exchange: auto`` uses it."""
     sharding: ShardingKind = "auto"
     """``table``: each table is on one rank. ``row``: the rows of each table are divided among all ranks, or with
     ``sptt`` among the ranks of a host. ``auto``: complete tables where the load of ranks is then balanced."""
@@ -43,6 +46,7 @@ class DistributedConfig:
     """Format of the network's gradients between ranks; they are added in float32."""
 
     def __post_init__(self) -> None:
+        parse_rate(self.network, "distributed.network")
         check_ranges(self, "distributed.", timeout="[1, 86400]", hosts="[1, inf)")
 
     def by_towers(self, towers: int, hosts: int) -> bool:

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from stratarec.batch.batch import Batch
-from stratarec.config.units import format_bytes, format_milliseconds
+from stratarec.config.units import format_bytes, format_milliseconds, parse_rate
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import BatchShare, Loader
 from stratarec.distributed.config import WireKind
@@ -75,6 +75,10 @@ RATIOS = (2.0, 4.0, 8.0, 16.0)
 ASSUMED = Collective(alpha=5e-5, alpha_peer=5e-6)
 """Latency of TCP between processes, assumed if there are no ranks with which to measure it."""
 _ROUNDS, _SECONDS = 5, 1.0
+_KINDS: tuple[Literal["flat", "sptt"], ...] = ("flat", "sptt")
+# What a rank computes more with the flat exchange: per byte of its bags, to group distinct rows, and per parameter of
+# other hosts' towers. In the cells of the benchmark `simulator` it is 0.3 to 3 ns per byte in all.
+_FLAT_BYTE_SECONDS, _PARAMETER_SECONDS = 1e-9, 2e-8
 MEASURED_SHARE = 0.5
 """Share of this machine's memory that the tables of a rank may take while a step is measured for a prediction."""
 
@@ -409,21 +413,23 @@ def predict_step(recipe: Recipe, dataset: Dataset, cluster: Cluster, seconds: fl
 def exchanges_by_towers(recipe: Recipe, dataset: Dataset, hosts: int, ranks: int) -> bool:
     """Return whether `ranks` ranks on `hosts` hosts exchange rows by towers, as ``distributed.exchange`` says.
 
-    ``auto`` chooses the exchange that sends fewer bytes between hosts, with gradients of the network. The choice does
-    not depend on measurements, so a resumed run uses the same exchange.
+    ``auto`` chooses the exchange whose predicted step is shorter. The prediction does not depend on measurements, so a
+    resumed run uses the same exchange.
     """
     config = recipe.distributed
     possible = config.by_towers(recipe.towers, hosts)
     if not possible or config.exchange != "auto":
         return possible
-    # At one byte per second, and without latencies and computing, seconds are the bytes that a host sends.
-    cluster = Cluster(hosts=hosts, ranks=ranks // hosts, between_bytes_per_second=1.0)
-    kinds: tuple[Literal["flat", "sptt"], ...] = ("flat", "sptt")
-    flat, towers = (
-        predict_step(replace(recipe, distributed=replace(config, exchange=kind)), dataset, cluster, 0.0).step.total
-        for kind in kinds
-    )
-    return towers < flat
+    between = parse_rate(config.network, "distributed.network")
+    cluster = Cluster(
+        hosts=hosts, ranks=ranks // hosts, inside=ASSUMED, between=ASSUMED, between_bytes_per_second=between
+    )  # fmt: skip
+    work = step_work(recipe, dataset, recipe.model.towers, ranks)
+    more = work.batch * work.features * work.width * 4 * _FLAT_BYTE_SECONDS
+    more += work.tower_parameters * (1 - 1 / hosts) * _PARAMETER_SECONDS
+    by_flat, by_towers = (replace(recipe, distributed=replace(config, exchange=kind)) for kind in _KINDS)
+    flat = predict_step(by_flat, dataset, cluster, more).step.total
+    return predict_step(by_towers, dataset, cluster, 0.0).step.total < flat
 
 
 def predict_exchanges(recipe: Recipe, dataset: Dataset, cluster: Cluster) -> list[Prediction]:

@@ -206,7 +206,8 @@ def exchange_remark(recipe: Recipe, mesh: Mesh) -> str:
         )
     if recipe.distributed.exchange == "flat":
         return "the exchange is flat, as distributed.exchange says"
-    return "the exchange is flat: by towers it would not send fewer bytes between hosts"
+    network = recipe.distributed.network
+    return f"the exchange is flat: by towers, steps are predicted to be longer at distributed.network={network}"
 
 
 def load_training_state(run: Path, path: Path, recipe: Recipe, total_steps: int) -> TrainingState:
