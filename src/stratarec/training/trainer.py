@@ -293,6 +293,12 @@ class Trainer:
             raise TrainingError("this trainer has trained already; make a new Trainer for each run")
         self._used = True
         with ExitStack() as stack:
+            compiled: Callable[[], None] = lambda: None  # noqa: E731
+            if self.mesh.ranks == 1 and self._device.type == "cpu":
+                tables = build_tables(self.recipe.model, self.dataset.schema, self.dataset.table_rows())
+                # It forks: before kernels start threads, and before this process has locks, which a child would share.
+                compiled = compile_update({table.embedding_dim for table in tables}, self.config.embedding)
+                stack.callback(compiled)
             stack.callback(self._close)
             stack.enter_context(self.dataset.locked())
             warm_start = None
@@ -301,12 +307,6 @@ class Trainer:
                 start = open_warm_start(earlier, self.run, self._identity, self.dataset, self.mesh)
                 warm_start = stack.enter_context(start)
             last = stack.enter_context(opened(self._directory, self.mesh, resume=resume, overwrite=overwrite))
-            compiled: Callable[[], None] = lambda: None  # noqa: E731
-            if self.mesh.ranks == 1 and self._device.type == "cpu":
-                tables = build_tables(self.recipe.model, self.dataset.schema, self.dataset.table_rows())
-                # Before kernels start threads, because it forks.
-                compiled = compile_update({table.embedding_dim for table in tables}, self.config.embedding)
-                stack.callback(compiled)
             # The first use of `loop` builds all parts, before torch's random state is set.
             self.loop.wait_for_kernels = compiled
             stack.enter_context(torch_settings(threads=self.threads.threads, seed=self.config.seed))
