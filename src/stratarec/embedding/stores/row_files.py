@@ -239,8 +239,7 @@ class DeltaChain:
             If a file cannot be written; the next checkpoint may still build on the previous one.
         """
         changes = sum(len(rows) for rows in changed())
-        # Before the first file, all written rows have changed, and their bits take less time to read.
-        files, select = [], written if self._files else changed
+        files, select = [], written
         if previous is not None and self._grows(previous, changes):
             for entry in self._files:
                 link_or_copy(previous / entry["name"], directory / entry["name"])
