@@ -147,13 +147,13 @@ def device(*given: Any) -> SlotMemory:
 KINDS: dict[str, Any] = {"plain": CpuSlots, "guarded": Guarded, "late": Late, "apart": Apart, "device": device}
 """Name -> class of slots, or a function that returns some."""
 TABLES = {
-    "whole": None, "int8": TableTier(home="dram", codec=CodecConfig(kind="int8"), cache_rows=64),
-    "mapped": TableTier(home="mapped", cache_rows=64),
-    "int4": TableTier(home="log", codec=CodecConfig(kind="int4"), cache_rows=64),
-    "hot": TableTier(home="dram", cache_rows=64, hot_rows=10),
+    "whole": None, "int8": TableTier(home="dram", codec=CodecConfig(kind="int8"), cache_rows=128),
+    "mapped": TableTier(home="mapped", cache_rows=128),
+    "int4": TableTier(home="log", codec=CodecConfig(kind="int4"), cache_rows=128),
+    "hot": TableTier(home="dram", cache_rows=128, hot_rows=20),
 }  # fmt: skip
 KEYS = (*TABLES, "history")
-ROWS, SAMPLES, STEPS = 200, 12, 12
+ROWS, SAMPLES, STEPS = 400, 24, 12
 
 
 def batch(seed: int, *, weighted: bool) -> KeyedJagged:
@@ -254,7 +254,7 @@ OPTIMIZERS = {
     "adam": RowOptimizerConfig(kind="adam", learning_rate=0.01),
 }
 DEVICE_WORK: tuple[dict[str, Any], ...] = (
-    *({**workload, "steps": 3} for workload in WORK),
+    *({**workload, "steps": 4} for workload in WORK),
     {"optimizer": OPTIMIZERS["adagrad"], "depth": 2, "width": 5, "steps": 3, "weighted": True},
     {"optimizer": OPTIMIZERS["rowwise_adam"], "depth": 0, "width": 16, "steps": 3},
     {"optimizer": OPTIMIZERS["rowwise_adagrad"], "depth": 2, "width": 48, "steps": 3, "clipped": True},
