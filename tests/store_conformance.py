@@ -270,6 +270,16 @@ class RecordStoreTests:
         store.restore(tmp_path / "first", manifest)
         assert_same_contents(store, *contents)
 
+    def test_a_cleared_store_has_no_rows(self, store: RecordStore, tmp_path: Path) -> None:
+        self.fill(store, np.arange(500), seed=1)
+        store.checkpoint(new_directory(tmp_path / "first"), None)
+        store.clear()
+        assert not read_all(store)[0].any()
+        self.fill(store, np.arange(490, 510), seed=2)
+        contents = read_all(store)
+        manifest = store.checkpoint(new_directory(tmp_path / "second"), tmp_path / "first")
+        self.assert_restores(tmp_path / "second", manifest, contents)
+
     def test_a_chain_of_checkpoints_survives_the_loss_of_the_others(self, store: RecordStore, tmp_path: Path) -> None:
         generator = np.random.default_rng(0)
         previous = None

@@ -21,7 +21,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, Embeddings, Prefetcher, Prepared, TieredEmbeddingBagCollection
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.errors import CheckpointError, StorageError, TrainingError
+from stratarec.errors import StorageError, TrainingError
 
 ROWS = {"item": 300, "user": 200, "page": 20}
 KEYS = ("page", "history", "user", "item")
@@ -237,13 +237,7 @@ class CollectionMachine(RuleBasedStateMachine):
         if anew or self.module.engine.health.state == "closed":
             self.module.close()
             self.make(data)
-        try:
-            self.module.load(path, manifest)
-        except CheckpointError as error:
-            # Of a collection that was made before, in other tiers.
-            if "has other tiers" not in str(error):
-                raise
-            return
+        self.module.load(path, manifest)
         self.previous = path
         self.plain.load_state_dict(state)
         self.losses = []

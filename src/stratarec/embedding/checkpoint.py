@@ -287,21 +287,18 @@ def load_tables(
     Raises
     ------
     CheckpointError
-        If a file is missing or damaged, a table is not in the checkpoint or has another size, or the layout differs and
-        the tables are not `fresh`.
+        If a file is missing or damaged, or a table is not in the checkpoint or has another size.
     """
     _check_tables(groups, manifests)
-    # Rows that the checkpoint lacks keep their values, which must be the initial ones.
-    if rank is None and not fresh:
-        raise CheckpointError(
-            f"{directory} has other tiers than these tables, which were already trained; load it into new tables"
-        )
     try:
         if rank is not None:
             by_name = {manifest["name"]: manifest for manifest in manifests}
             for name, group in zip(_names(len(groups), rank), groups, strict=True):
                 group.restore(directory / name, by_name[name], stamp)
         else:
+            # Rows that the checkpoint lacks keep their values, which must be the initial ones.
+            for group in () if fresh else groups:
+                group.reset()
             _transfer(groups, _rows_by_table(directory, manifests), batches)
     except BaseException:
         health.fail(f"loading {directory} did not finish")

@@ -174,8 +174,7 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         Raises
         ------
         CheckpointError
-            If a file is missing or damaged, or the tables differ. Also if the tiers differ and this collection was
-            already trained, so that rows that the checkpoint lacks no longer have their initial values.
+            If a file is missing or damaged, or the tables differ.
         """
         return self.engine.load(directory, manifest)
 

@@ -154,14 +154,17 @@ class ArrayRecords:
         clear_bits(self._changed)
         return {**self._identity(), "files": files}
 
+    def clear(self) -> None:
+        self._chain = DeltaChain()
+        clear_bits(self._written)
+        clear_bits(self._changed)
+
     def restore(self, directory: Path, manifest: Manifest) -> None:
         """Restore a checkpoint; `dram` and `mapped` stores accept each other's checkpoints."""
         require_same(directory, manifest, self._identity(), "files")
         self._chain.verify(directory, manifest["files"])
         # Before rows are replaced: if that fails, the next checkpoint must not build on either checkpoint.
-        self._chain = DeltaChain()
-        clear_bits(self._written)
-        clear_bits(self._changed)
+        self.clear()
         for rows in self._chain.load(directory, manifest["files"], self._array):
             kernels.set_bits(self._written, rows)
 

@@ -94,6 +94,9 @@ class RecordStore(Protocol):
             deleted, all rows are written.
         """
 
+    def clear(self) -> None:
+        """Discard all records, as if no row was ever written."""
+
     def restore(self, directory: Path, manifest: Manifest) -> None:
         """Replace all contents with the contents of a checkpoint.
 

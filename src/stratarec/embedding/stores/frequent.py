@@ -67,8 +67,3 @@ class FrequentRecords(DramRecords):
     def mark_saved(self) -> None:
         """Mark every record as unchanged."""
         clear_bits(self._changed)
-
-    def clear(self) -> None:
-        """Discard all records."""
-        clear_bits(self._written)
-        clear_bits(self._changed)

@@ -276,6 +276,10 @@ class LogRecords:
             if bad >= 0:
                 raise CheckpointError(f"{directory}: row {bad} is in no segment; use another checkpoint")
 
+    def clear(self) -> None:
+        with self._moving, self._lock:
+            self._clear()
+
     def _clear(self) -> None:
         self._front.reset()
         self._back.reset()
@@ -297,8 +301,7 @@ class LogRecords:
         # First: the background thread uses the reader's files and both locks.
         self._background.close()
         self._reader.close()
-        with self._moving, self._lock:
-            self._clear()
+        self.clear()
         self._frequent.close()
         self._guard.close()
 

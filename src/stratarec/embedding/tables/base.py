@@ -249,6 +249,10 @@ class TableGroup(ABC):
         """
 
     @abstractmethod
+    def reset(self) -> None:
+        """Give every row its initial value."""
+
+    @abstractmethod
     def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
         """Restore the exact state at `save` from a manifest that satisfies `fits`; the next batch has `stamp`."""
 

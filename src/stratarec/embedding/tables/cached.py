@@ -71,11 +71,13 @@ class CachedTables(TableGroup):
         self._slots = SlotRecords(directory, memory, codec.exact())
         # Locked while rows move, and while rows are read in place.
         self._moving = Lock()
-        hot = directory.hot_slots
+        self._initialize_hot()
+
+    def _initialize_hot(self) -> None:
+        hot, directory = self.directory.hot_slots, self.directory
         if len(hot):
-            memory.initialize(
-                directory.layout, directory.moves_of(directory.rows_in(hot), hot), np.ones(len(hot), bool)
-            )
+            moves = directory.moves_of(directory.rows_in(hot), hot)
+            self.memory.initialize(directory.layout, moves, np.ones(len(hot), bool))
 
     @traced("stage")
     def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBatch:
@@ -232,6 +234,14 @@ class CachedTables(TableGroup):
             manifest = self.store.checkpoint(home, None if previous is None else previous / "home")
             slots = self._slots.save(directory, previous, oldest_stamp)
         return {"home": manifest, "cache": self.directory.shape, "slots": slots}
+
+    def reset(self) -> None:
+        with self._moving:
+            self.store.clear()
+            self.directory.clear()
+            self.memory.clear_state()
+            self._slots = SlotRecords(self.directory, self.memory, self.codec.exact())
+            self._initialize_hot()
 
     def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
         with self._moving:

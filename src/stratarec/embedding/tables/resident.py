@@ -133,15 +133,19 @@ class ResidentTables(TableGroup):
         record = self.codec.record_bytes
         return {"home": {"format": 1, "layout": "tables", "rows": self.rows, "record_bytes": record, "files": files}}
 
+    def reset(self) -> None:
+        self.memory.clear_state()
+        self._initialize()
+        for bits in (self._trained, self._changed):
+            clear_bits(bits)
+        self._chain, self._fresh = DeltaChain(), True
+
     def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
         files = manifest["home"]["files"]
         self._chain.verify(directory / "home", files)
         if not self._fresh:  # rows that the checkpoint lacks have their initial values
-            self.memory.clear_state()
-            self._initialize()
+            self.reset()
         self._fresh = False
-        for bits in (self._trained, self._changed):
-            clear_bits(bits)
         for numbers in self._chain.load(directory / "home", files, _Records(self, self._numbers)):
             set_bits(self._trained, self._numbers.to_group(numbers))
 
