@@ -23,13 +23,14 @@ from stratarec.estimator.click_model import ClickModel
 from stratarec.io.tensors import read_tensors
 from stratarec.models.zoo.ensemble import EnsembleScore
 from stratarec.recipe import Recipe
+from stratarec.recipe.train_section import EarlyStoppingConfig
 from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
 from stratarec.training.checkpoint import MEMBERS
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
 from stratarec.training.steps.members import BestMembers, select_weights
-from stratarec.training.steps.state import best
+from stratarec.training.steps.state import best, patience_exhausted
 from stratarec.training.trainer import Trainer
 
 MODEL = {"kind": "ensemble", "members": 10, "embedding_dim": 2, "member_mlp": [8, 4], "bins": 4}
@@ -298,3 +299,12 @@ def test_random_labels_stay_random(tmp_path: Path) -> None:
     prepare(made.data)
     test = Trainer(made, prepare(made.data)).train()["test"]
     assert_chance(test["auc"], test["positives"], test["samples"], 0.005)
+
+
+def test_an_ensemble_goes_on_while_half_of_its_networks_improve() -> None:
+    """Trees have most of the weight, so the ensemble is best at step 1 although its networks are not."""
+    config = EarlyStoppingConfig(metric="log_loss", patience=2)
+    entries = [{"step": step, "log_loss": 0.5 + step / 100, "networks_improved": min(step, 3)} for step in range(1, 6)]
+    assert [patience_exhausted(entries[:count], config) for count in range(1, 6)] == [False, False, False, False, True]
+    plain = [{key: entry[key] for key in ("step", "log_loss")} for entry in entries]
+    assert [patience_exhausted(plain[:count], config) for count in range(1, 6)] == [False, False, True, True, True]

@@ -469,4 +469,6 @@ class Validation:
                     with self.members.shown():
                         self.members.rescore(score())
                 samples, table = self.members.combine(score(), step, closing=closing)
-                return samples, {"members": table}
+                steps = sorted(int(member["step"]) for member in table if member["step"])
+                # The last step at which half of the networks were better than before; trees have step 0.
+                return samples, {"members": table, "networks_improved": steps[len(steps) // 2] if steps else 0}

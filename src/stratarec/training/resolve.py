@@ -260,7 +260,7 @@ _SMALLEST, _LARGEST = 128, 4096
 _FEW, _EPOCHS, _MEDIUM = 20_000, 2, 50_000
 _EVALUATIONS = 4
 # Maximum number of trees of an ensemble's member, and of training samples for which they are fitted by default.
-_TREES, _MOST_OF_TREES = 600, 100_000
+_TREES, _MOST_OF_TREES = 600, 300_000
 # Number of columns above which an ensemble's learning rates fall, and its sizes by the maximum number of columns.
 _COLUMNS = 200
 _SIZES: dict[float, dict[str, Any]] = {

@@ -101,12 +101,16 @@ def best(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> Eval
 
 
 def patience_exhausted(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> bool:
-    """Return whether at least `config.patience` evaluations followed the best one; false if patience is 0."""
+    """Return whether at least `config.patience` evaluations followed the best one; false if patience is 0.
+
+    Half of the networks of an ensemble must not have improved for as long: while trees have most of the weight, the
+    ensemble does not improve although its networks do.
+    """
     chosen = best(evaluations, config)
     if chosen is None or not config.patience:
         return False
-    later = [entry for entry in evaluations if entry["step"] > chosen["step"]]
-    return len(later) >= config.patience
+    improved: int = max(chosen["step"], evaluations[-1].get("networks_improved", 0))
+    return sum(entry["step"] > improved for entry in evaluations) >= config.patience
 
 
 def _plain(entry: Evaluation) -> dict[str, Any]:
