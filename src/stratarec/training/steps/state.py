@@ -110,7 +110,7 @@ def patience_exhausted(evaluations: Sequence[Evaluation], config: EarlyStoppingC
     if chosen is None or not config.patience:
         return False
     improved: int = max(chosen["step"], evaluations[-1].get("networks_improved", 0))
-    return sum(entry["step"] > improved for entry in evaluations) >= config.patience
+    return len([entry for entry in evaluations if entry["step"] > improved]) >= config.patience
 
 
 def _plain(entry: Evaluation) -> dict[str, Any]:
