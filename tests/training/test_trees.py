@@ -72,7 +72,7 @@ def test_logits_are_those_of_lightgbm_and_trees_have_weight(
     real = lightgbm.train
 
     def recorded(settings: Any, data: Any, *options: Any, **named: Any) -> Any:
-        rows = data.data.copy()
+        rows = fitted[0][1] if fitted else data.data.copy()  # freed by the first call
         fitted.append((real(settings, data, *options, **named), rows))
         return fitted[-1][0]
 

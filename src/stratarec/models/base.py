@@ -304,7 +304,8 @@ class CTRModel(nn.Module):
     ) -> tuple[Tensor, Tensor, list[History], Runs | None]:
         """Return the network's inputs: dense numbers, pooled vectors, histories, and the `Runs` of shared vectors."""
         # The copy to the device starts first, so that it overlaps with the lookups.
-        sparse = batch.sparse if self.network.trees is None else batch.expanded().sparse
+        # Training does not use trees, so only scoring removes deduplication for them.
+        sparse = batch.sparse if self.network.trees is None or self.network.training else batch.expanded().sparse
         dense = self.embeddings.engine.transfers.up(self.network.inputs(batch.dense, sparse))
         return dense, *self.look_up(request, batch.size, self.network.sequence_keys, prepared)
 

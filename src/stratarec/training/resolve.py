@@ -312,8 +312,8 @@ def _of_ensemble(samples: int, validated: bool, batch_size: int, columns: int) -
     With few samples, it is trained for many epochs until the validation metric gets worse, with patience, because on
     some logs it improves again. With many samples, or without validation, it is trained for a few epochs with a falling
     learning rate, which takes a tenth of the work. With a medium number of samples, five epochs are too few on logs
-    with sharp effects, and ten do little harm on others. Once the rate falls, the metric did not improve again after
-    three evaluations without improvement.
+    with sharp effects, and ten do little harm on others. While the rate falls, three evaluations without improvement
+    are enough to stop.
     """
     several = validated and samples < _FEW
     batch = batch_size or _power_of_two(samples / (60 if several else 120), 32, 256)

@@ -55,12 +55,11 @@ def fit_trees(trees: TreeMembers, dataset: Dataset, config: TrainConfig) -> str:
         for place, feature in enumerate(dataset.schema.sparse)
         if feature.kind == "single" and tables[feature.vocabulary] < CATEGORIES
     ]
-    counts = []
+    data = lightgbm.Dataset(rows, label, weight=weight, categorical_feature=sets)
+    validation, counts = lightgbm.Dataset(seen, truth, weight=truth_weight, reference=data), []
     for member, settings in enumerate(_MEMBERS):
-        data = lightgbm.Dataset(rows, label, weight=weight, categorical_feature=sets)
         booster = lightgbm.train(
-            {**_SETTINGS, **settings, "seed": config.seed}, data, trees.nodes.shape[1],
-            valid_sets=[lightgbm.Dataset(seen, truth, weight=truth_weight, reference=data)],
+            {**_SETTINGS, **settings, "seed": config.seed}, data, trees.nodes.shape[1], valid_sets=[validation],
             callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)],
         )  # fmt: skip
         structures = booster.dump_model(num_iteration=booster.best_iteration)["tree_info"]
