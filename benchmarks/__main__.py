@@ -34,8 +34,11 @@ def main() -> int:
     run.add_argument("--data", type=Path, help="real data, for a benchmark that reads some (clicks): log or data set")
     run.add_argument("--rows", type=int, help="of hot_single: most rows of a table, where memory is small")
     run.add_argument("--minutes", type=float, help="end the training of a benchmark on real data after so long")
-    run.add_argument("--models", type=lambda text: text.split(","), help="of quality: some of its models, by comma")
-    run.add_argument("--seeds", type=int, help="of quality, sizes and globo: seeds of each model")
+    run.add_argument(
+        "--models", type=lambda text: text.split(","), help="of quality and tower_quality: models to train, by comma"
+    )
+    run.add_argument("--logs", type=lambda text: text.split(","), help="of tower_quality: logs to train on, by comma")
+    run.add_argument("--seeds", type=int, help="of quality, sizes, globo, tower_quality: seeds of each model")
     run.add_argument("--threads", type=int, help="of quality, sizes and globo: threads of training, by default 1")
     run.add_argument("--precision", choices=("float32", "bf16"), help="of quality: of the network")
     run.add_argument("--samples", type=_numbers, help="of sizes: rows of the logs, by comma; of globo: to train on")
@@ -80,7 +83,7 @@ def _run(args: argparse.Namespace) -> None:
 
     out = args.out or RESULTS / (f"{args.name}-quick.json" if args.quick else f"{args.name}.json")
     check_output(out)
-    names = ("data", "rows", "minutes", "models", "seeds", "threads", "precision", "peer_seeds", "samples")
+    names = ("data", "rows", "minutes", "models", "logs", "seeds", "threads", "precision", "peer_seeds", "samples")
     given = {name: getattr(args, name) for name in names}
     options = {name: value for name, value in given.items() if value is not None}
     result = registry.run(args.name, quick=args.quick, options=options)

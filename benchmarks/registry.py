@@ -73,7 +73,7 @@ def run(name: str, *, quick: bool, options: Mapping[str, Any]) -> dict[str, Any]
     """Run a benchmark: its module's ``run(quick)`` gives config, metrics and samples once its gate has passed.
 
     Some take `options`: ``data``, ``rows`` and ``minutes``, and ``models``, ``seeds``, ``threads``, ``precision`` and
-    ``peer_seeds`` of `quality`, of which `sizes` and `globo` take some, and ``samples``.
+    ``peer_seeds`` of `quality`, of which `sizes`, `globo` and `tower_quality` take some, ``samples`` and ``logs``.
     """
     if name not in BENCHMARKS:
         raise ConfigError(f"no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
