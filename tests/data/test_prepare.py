@@ -8,32 +8,36 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pytest
 
 from errors import missing, refuses
 from recipes import log_config
 from stratarec.data.column_names import LABEL, TIME
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare import workspace
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.sources import clicks
 from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import DataError
+from stratarec.progress import SilentProgress
 
 HOUR = 3600
 
 
-def click_log(path: Path, seed: int = 0, clicks: int = 600) -> pl.DataFrame:
+def click_log(path: Path, seed: int = 0, count: int = 600) -> pl.DataFrame:
     draws = np.random.default_rng(seed)
-    times = draws.integers(1_600_000_000, 1_600_000_000 + 40 * HOUR, clicks)
+    times = draws.integers(1_600_000_000, 1_600_000_000 + 40 * HOUR, count)
     frame = pl.DataFrame(
         {
-            "user_id": draws.integers(0, 25, clicks),
-            "session_id": draws.integers(0, 60, clicks),
-            "item_id": [f"i{int(40 * u**2)}" for u in draws.random(clicks)],
+            "user_id": draws.integers(0, 25, count),
+            "session_id": draws.integers(0, 60, count),
+            "item_id": [f"i{int(40 * u**2)}" for u in draws.random(count)],
             "timestamp": times,
-            "device": draws.integers(0, 3, clicks),
+            "device": draws.integers(0, 3, count),
         }
     )
     frame.write_parquet(path, row_group_size=150)
@@ -70,6 +74,31 @@ def decoded(dataset: Dataset, split: str) -> pl.DataFrame:
             values = [[table[i] for i in bag] for bag in whole[feature.name]]
         whole = whole.with_columns(pl.Series(feature.name, values, strict=False))
     return whole
+
+
+def test_chunks_may_be_spilled_to_files_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clicks, "_CHUNK_CLICKS", 20)
+    fingerprints, files = set(), []
+    for size in (1, 20_000, 1 << 30):
+        monkeypatch.setattr(workspace, "_FILE_BYTES", size)
+        root = tmp_path / str(size)
+        root.mkdir()
+        click_log(root / "log.parquet")
+        stopped = Stop()
+        with pytest.raises(KeyboardInterrupt):
+            prepare(clicks_config(root), progress=stopped)
+        files.append(len(list((root / "data.preparing" / "spilled").glob("*.arrow"))))
+        fingerprints.add(prepare(clicks_config(root)).fingerprint)
+    assert len(fingerprints) == 1
+    assert files[0] > files[1] > files[2] == 1
+
+
+class Stop(SilentProgress):
+    """Interrupts `prepare` when the log is spilled."""
+
+    def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
+        if task == "count":
+            raise KeyboardInterrupt
 
 
 def test_clicks_become_samples_that_never_look_ahead(tmp_path: Path) -> None:

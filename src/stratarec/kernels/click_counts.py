@@ -53,6 +53,8 @@ class Lookback:
         self._spans, self._contexts = LookbackSpans(recent, window, memory, second), contexts
         self._fresh, self._short, self._long = _queue(1), _queue(SHORT_KEYS + contexts), _queue(LONG_KEYS)
         self._keys, self._counts = np.zeros(_SMALLEST, np.uint64), np.zeros(_SMALLEST, np.int32)
+        # At least the number of keys in the table, including those with a count of 0.
+        self._most_keys = 0
         self._last = _last_table(_SMALLEST)
         self._first = np.zeros(_SMALLEST, np.uint64), np.zeros(_SMALLEST, np.int64)
 
@@ -111,13 +113,16 @@ class Lookback:
 
     def _make_room(self, clicks: int, now: int) -> None:
         """Resize the tables so that they are at most half full after `clicks` more clicks."""
-        # Rebuilt at every call. Until then, keys with a count of 0 stay, because emptying their slots would break the
-        # chains.
-        entries = LONG_KEYS + SHORT_KEYS + 1 + self._contexts
-        size = _size(int(np.count_nonzero(self._counts)) + clicks * entries)
-        keys, counts = np.zeros(size, np.uint64), np.zeros(size, np.int32)
-        _move_counts(self._keys, self._counts, keys, counts)
-        self._keys, self._counts = keys, counts
+        entries = clicks * (LONG_KEYS + SHORT_KEYS + 1 + self._contexts)
+        # Keys with a count of 0 stay until the table is rebuilt, because emptying their slots would break the chains.
+        if 2 * (self._most_keys + entries) > len(self._keys):
+            self._most_keys = int(np.count_nonzero(self._counts))
+            # With room for half as many keys again, a call moves a constant number of keys per click on average.
+            size = _size(self._most_keys * 3 // 2 + entries)
+            keys, counts = np.zeros(size, np.uint64), np.zeros(size, np.int32)
+            _move_counts(self._keys, self._counts, keys, counts)
+            self._keys, self._counts = keys, counts
+        self._most_keys += entries
         oldest = now - self._spans.memory
         last = _last_table(_size(int(np.count_nonzero(self._last[2] >= oldest)) + clicks))
         _move_last(*self._last, oldest, *last)

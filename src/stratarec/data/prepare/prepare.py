@@ -6,8 +6,9 @@
    (`stages.py`). Then ids are assigned and groups are chosen.
 3. *encode*: each partition becomes one shard of each split (`stages.py`).
 
-Memory holds either one chunk, or one partition and the vocabularies. All files are written to ``<path>.preparing``
-(`workspace.py`). The last step renames the finished data set to `path`; until then, an earlier data set stays there.
+Memory holds either the chunks of one spilled file, or one partition and the vocabularies. All files are written to
+``<path>.preparing`` (`workspace.py`). The last step renames the finished data set to `path`; until then, an earlier
+data set stays there.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from stratarec.data.prepare.base_dataset import BaseDataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.executor import Executor, SerialExecutor, revoke_leases
 from stratarec.data.prepare.stages import Partitions, PartitionStatistics, ShardWriter
-from stratarec.data.prepare.workspace import WORK, PartitionStage, SpilledChunk, Workspace, log_shares
+from stratarec.data.prepare.workspace import WORK, PartitionStage, SpilledFile, Workspace, log_shares
 from stratarec.data.sources import Source, open_source
 from stratarec.data.sources.clicks import ClicksSource
 from stratarec.data.sources.files import hash_logs
@@ -229,7 +230,7 @@ class PreparePipeline:
             moments=moments,
             groups=groups,
             keep_rows=config.keep_rows,
-            hash_share=hashed_share(schema, config.split, sum(chunk.samples for chunk in partitions.chunks)),
+            hash_share=hashed_share(schema, config.split, sum(file.samples for file in partitions.files)),
         )
         writer.run(self.executor, self.progress)
         shards, labels = writer.shards(), writer.labels()
@@ -250,19 +251,19 @@ class PreparePipeline:
 
     def _about(self, moments: Sequence[Mapping[str, Moments]], writer: ShardWriter) -> Provenance:
         used, observed = ({name: MomentsInfo.of(m) for name, m in part.items()} for part in moments)
-        chunks = writer.partitions.chunks
+        files = writer.partitions.files
         return Provenance(
             origin=self.origin,
             paths=tuple(getattr(self.config.source, "paths", ())),
-            bad_rows=sum(chunk.bad_rows for chunk in chunks),
-            bad_examples=tuple([text for chunk in chunks for text in chunk.bad_examples][:5]),
+            bad_rows=sum(file.bad_rows for file in files),
+            bad_examples=tuple([text for file in files for text in file.bad_examples][:5]),
             moments=used,
             observed=observed,
             leaks=tuple(LeakInfo(feature=leak.feature, text=leak.text) for leak in writer.leaks()),
             repeated=writer.repeated_shares(),
             rows=RowsInfo(
                 kept=self.config.keep_rows,
-                files=tuple(self.source.files) if all(chunk.by_file for chunk in chunks) else (),
+                files=tuple(self.source.files) if all(file.by_file for file in files) else (),
             ),
         )
 
@@ -276,7 +277,7 @@ class PreparePipeline:
             partitions.span.check_split(config.split)
         return partitions
 
-    def _spill(self) -> list[SpilledChunk]:
+    def _spill(self) -> list[SpilledFile]:
         finished = self.workspace.spilled()
         if finished is not None:
             return finished
@@ -285,8 +286,8 @@ class PreparePipeline:
             source=self.source, folder=self.workspace.source, spill=self.workspace.spill, shares=shares
         )
         done = stage.run(self.executor, self.progress)
-        notes = [chunk.note for chunk in done if chunk.note]
-        if not any(chunk.samples for chunk in done):
+        notes = [note for file in done for note in file.notes]
+        if not any(file.samples for file in done):
             raise DataError("; ".join([f"{', '.join(self.source.files[:3])}: no usable row in the input", *notes]))
         for note in notes:
             self.progress.say(note)

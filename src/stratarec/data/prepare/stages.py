@@ -1,6 +1,6 @@
 """The second and third stage of `prepare`. Each piece of these stages processes one partition of the spilled log.
 
-*count* computes the statistics that encoding needs and that the spilled chunks do not have: moments of dense columns,
+*count* computes the statistics that encoding needs and that the spilled files do not have: moments of dense columns,
 repeats within sessions, and counts of values in histories. If the split depends on the log's last time, all values are
 counted here. The stage is skipped if nothing is needed. *encode* writes each partition as one shard of each split, and
 statistics of its rows for the manifest. Results are added in the order of partitions, so that floating-point sums are
@@ -32,7 +32,7 @@ from stratarec.data.dedup_groups import Repeats
 from stratarec.data.prepare.executor import Executor
 from stratarec.data.prepare.partition import Partition
 from stratarec.data.prepare.value_counts import CountSum, count_values, count_windows, value_type
-from stratarec.data.prepare.workspace import Place, Spill, SpilledChunk, read_streams, write_streams
+from stratarec.data.prepare.workspace import Place, Spill, SpilledFile, read_streams, write_streams
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS, Span, Splitter
 from stratarec.data.transforms import Moments
@@ -54,8 +54,8 @@ class Partitions:
     Parameters
     ----------
     spill : Spill
-    chunks : sequence of SpilledChunk
-        All chunks of the log.
+    files : sequence of SpilledFile
+        All spilled files of the log.
     schema : Schema
     splitter : Splitter
     shard_samples : int
@@ -67,15 +67,15 @@ class Partitions:
     def __init__(
         self,
         spill: Spill,
-        chunks: Sequence[SpilledChunk],
+        files: Sequence[SpilledFile],
         schema: Schema,
         splitter: Splitter,
         shard_samples: int,
         events: pl.DataFrame | None = None,
     ) -> None:
-        self.chunks, self.schema, self.splitter = chunks, schema, splitter
+        self.files, self.schema, self.splitter = files, schema, splitter
         self._events = None if events is None else events.with_columns(spill.assign_partitions(events[schema.user]))
-        self._spill, self._parts = spill, spill.shards(chunks, shard_samples)
+        self._spill, self._parts = spill, spill.shards(files, shard_samples)
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -83,7 +83,7 @@ class Partitions:
     @property
     def span(self) -> Span | None:
         """First and last time of the log; None if it has no times."""
-        times = [chunk.times for chunk in self.chunks if chunk.times]
+        times = [file.times for file in self.files if file.times]
         if not times:
             return None
         first, last = min(time for time, _ in times), max(time for _, time in times)
@@ -92,18 +92,18 @@ class Partitions:
     @property
     def columns(self) -> Mapping[str, pl.DataType]:
         """Type of each spilled column."""
-        return self._spill.columns(self.chunks)
+        return self._spill.columns(self.files)
 
     def counts(self) -> Iterator[pl.DataFrame]:
-        """Yield the value counts of every chunk."""
-        for chunk in self.chunks:
-            yield from self._spill.read_counts(chunk)
+        """Yield the value counts of every file."""
+        for file in self.files:
+            yield from self._spill.read_counts(file)
 
     def read(
         self, number: int, columns: Sequence[str] | None = None, order: NDArray[np.uint32] | None = None
     ) -> Partition:
         """Read a partition, or some of its columns. It is sorted by `order`; without `order`, the order is computed."""
-        frame = self._spill.read(self.chunks, self._parts[number], columns)
+        frame = self._spill.read(self.files, self._parts[number], columns)
         if self.splitter.needs_last_time:
             frame = frame.with_columns(pl.Series(SPLIT, self.splitter.split(frame, self.span.last if self.span else 0)))
         if self._events is not None:
@@ -140,14 +140,14 @@ class Partitions:
     @cached_property
     def _growth(self) -> float:
         """Bytes of the rows in memory, divided by their bytes in the spilled files."""
-        return sum(chunk.frame_bytes for chunk in self.chunks) / max(self._stored.total(), 1)
+        return sum(file.frame_bytes for file in self.files) / max(self._stored.total(), 1)
 
     @cached_property
     def _stored(self) -> Counter[int]:
         """Partition -> its spilled bytes."""
         total: Counter[int] = Counter()
-        for chunk in self.chunks:
-            total.update({part: place.size for part, place in chunk.places.items()})
+        for file in self.files:
+            total.update({part: place.size for part, place in file.places.items()})
         return total
 
 

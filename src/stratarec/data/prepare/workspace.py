@@ -8,23 +8,22 @@
     encoded        a note for each partition whose shards were written
     output         the data set
 
-Each source chunk is written to one file, which has an Arrow stream for each partition, followed by the counts of the
-chunk's values. (Values are counted here unless the split depends on the log's last time.) All rows of a user or session
-are in the same partition. To read a partition, its stream is read from the file of every chunk, at the offset in the
-chunk's note. Parquet files with a row group for each partition were slower. Each read parsed a footer that lists all
+Consecutive chunks of the source are written to one file, which has an Arrow stream for each partition, followed by the
+counts of the chunks' values. (Values are counted here unless the split depends on the log's last time.) All rows of a
+user or session are in the same partition. To read a partition, its stream is read from every file, at the offset in the
+file's note. Parquet files with a row group for each partition were slower. Each read parsed a footer that lists all
 partitions, so the time grew with the square of the log's size.
 
 Every row has a number, made of the index of its file and the row in this file. If a source has no files, the number is
 the position of the row. The number breaks ties in sorting, and assigns samples without user and session to splits. It
 is stored unless `data.keep_rows` is false, so that predictions can be joined to the log.
 
-The file of a chunk is renamed to its final name when it is complete, so an interrupted run resumes after the last
-complete chunk.
+A file is renamed to its final name when it is complete, so an interrupted run resumes after the last complete file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -65,6 +64,9 @@ WORK = DirectoryKind(
 _MOST_STRIPES = 8
 # Number of shares per reader. With several shorter shares, readers end at about the same time.
 _SHARES = 4
+# Bytes of the frames that are spilled to one file. A file has a stream for each partition, so with a file for each
+# chunk, the number of streams would grow with the square of the log's size.
+_FILE_BYTES = 64 << 20
 # Memory of a reader in bytes: a process without data, and a block or row group with all its copies.
 _READER_BYTES = 1 << 30
 
@@ -79,17 +81,20 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpilledChunk:
-    """Description of one spilled chunk."""
+class SpilledFile:
+    """Description of consecutive chunks that were spilled to one file."""
 
-    index: int
+    name: str
+    """Name of the file without its extension."""
+    indexes: tuple[int, ...]
+    """Indexes of the chunks, ascending."""
     rows: int
     samples: int
     """Number of rows that are samples, without rows that are only used in histories."""
     places: dict[int, Place]
-    """Partition -> its stream in the chunk's file."""
+    """Partition -> its stream in the file."""
     counts: tuple[Place, ...]
-    """Streams with the counts of the chunk's values, after the rows; empty if the *count* stage counts the values."""
+    """Streams with the counts of the values, after the rows; empty if the *count* stage counts the values."""
     by_file: bool
     """Whether rows are numbered within their file. If false, they are numbered in the order of the source."""
     times: tuple[int, int] | None
@@ -99,15 +104,11 @@ class SpilledChunk:
     bytes_done: int
     bad_rows: int
     bad_examples: tuple[str, ...]
-    note: str
+    notes: tuple[str, ...]
 
 
 # Format of the notes in the directory. An interrupted run is resumed only if its notes have this format.
-_FORMAT = [
-    10,
-    *(entry.name for kind in (SpilledChunk, Moments, Repeats) for entry in fields(kind)),
-    *Shard.model_fields,
-]
+_FORMAT = [11, *(entry.name for kind in (SpilledFile, Moments, Repeats) for entry in fields(kind)), *Shard.model_fields]
 
 
 def write_streams(path: Path, frames: Sequence[pl.DataFrame]) -> list[Place]:
@@ -155,11 +156,11 @@ def _read_stream(file: BinaryIO, place: Place, columns: Sequence[str] | None) ->
         return reader.read_all()
 
 
-_SPILLED_CHUNK = pydantic.TypeAdapter(SpilledChunk)
+_SPILLED_FILE = pydantic.TypeAdapter(SpilledFile)
 
 
 class Spill:
-    """The spilled chunks of one run.
+    """The spilled rows of one run.
 
     Parameters
     ----------
@@ -178,32 +179,44 @@ class Spill:
         self._vocabulary, self._partitions = vocabulary, partitions
         make_directory(folder)
 
-    def done(self) -> list[SpilledChunk]:
-        """Return the complete chunks, in order."""
-        chunks = []
-        for index in sorted(self.indexes()):
-            with reporting_damage(self._note(index)):
-                chunks.append(_SPILLED_CHUNK.validate_python(read_json(self._note(index))))
-        return chunks
+    def done(self) -> list[SpilledFile]:
+        """Return the complete files, in order."""
+        files = []
+        for path in self._folder.glob("*.json"):
+            with reporting_damage(path):
+                files.append(_SPILLED_FILE.validate_python(read_json(path)))
+        return sorted(files, key=lambda file: file.indexes)
 
     def indexes(self) -> frozenset[int]:
-        """Return the indexes of the complete chunks."""
-        return frozenset(int(path.stem) for path in self._folder.glob("*.json"))
+        """Return the indexes of all spilled chunks."""
+        return frozenset(index for file in self.done() for index in file.indexes)
 
-    def add(self, chunk: Chunk, before: int) -> SpilledChunk:
-        """Write the rows of a chunk by partition, and count its values if the split of its rows is already known.
+    def gather(self, chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+        """Yield the chunks of each file. Without a shard key, a chunk is a partition and has its own file."""
+        gathered, size = list[Chunk](), 0
+        for chunk in chunks:
+            gathered.append(chunk)
+            size += int(chunk.frame.estimated_size())
+            if size >= _FILE_BYTES or not self._schema.shard_key:
+                yield gathered
+                gathered, size = [], 0
+        if gathered:
+            yield gathered
+
+    def add(self, chunks: Sequence[Chunk], before: int) -> SpilledFile:
+        """Write the rows of chunks by partition, and count their values if the split of the rows is already known.
 
         Parameters
         ----------
-        chunk : Chunk
+        chunks : sequence of Chunk
         before : int
             Number of rows in earlier chunks.
         """
-        schema, frame = self._schema, chunk.frame.with_columns(pl.Series(ROW, _row_numbers(chunk, before)))
+        schema, name = self._schema, f"{chunks[0].index:08d}"
+        frame = pl.concat([chunk.frame for chunk in chunks]).with_columns(pl.Series(ROW, _row_numbers(chunks, before)))
         counts: list[pl.DataFrame] = []
         if not self._splitter.needs_last_time:
-            file = np.broadcast_to(np.asarray(chunk.file, dtype=np.int32), frame.height)
-            split = self._splitter.split(frame.with_columns(pl.Series(FILE, file)))
+            split = self._splitter.split(frame.with_columns(pl.Series(FILE, _file_indexes(chunks))))
             frame = frame.with_columns(pl.Series(SPLIT, split))
             counts = count_values(frame, schema, self._vocabulary)
         key = schema.shard_key
@@ -212,84 +225,89 @@ class Spill:
             parts = partitioned.partition_by(PARTITION, as_dict=True, include_key=False)
             frames = {int(partition[0]): part for partition, part in sorted(parts.items()) if part.height}
         else:
-            frames = {chunk.index: frame} if frame.height else {}
-        places = write_streams(self._file(chunk.index), [*frames.values(), *counts])
+            frames = {chunks[0].index: frame} if frame.height else {}
+        places = write_streams(self._folder / f"{name}.arrow", [*frames.values(), *counts])
         times = frame[schema.time] if schema.time and frame.height else None
-        spilled = SpilledChunk(
-            index=chunk.index,
+        spilled = SpilledFile(
+            name=name,
+            indexes=tuple(chunk.index for chunk in chunks),
             rows=frame.height,
             places=dict(zip(frames, places, strict=False)),
             counts=tuple(places[len(frames) :]),
             samples=frame.height - frame[schema.label_column].null_count(),
-            by_file=chunk.rows is not None,
+            by_file=chunks[0].rows is not None,
             times=None if times is None else (int(times.min()), int(times.max())),  # type: ignore[arg-type]
             frame_bytes=int(frame.estimated_size()),
-            bytes_done=chunk.bytes_done,
-            bad_rows=chunk.bad_rows,
-            bad_examples=chunk.bad_examples,
-            note=chunk.note,
+            bytes_done=chunks[-1].bytes_done,
+            bad_rows=sum(chunk.bad_rows for chunk in chunks),
+            bad_examples=tuple(text for chunk in chunks for text in chunk.bad_examples),
+            notes=tuple(chunk.note for chunk in chunks if chunk.note),
         )
-        write_json(self._note(chunk.index), vars(spilled))
+        write_json(self._folder / f"{name}.json", vars(spilled))
         return spilled
 
     def assign_partitions(self, keys: pl.Series) -> pl.Series:
         """Return the partition of each value of the shard key."""
         return pl.Series(PARTITION, (stable_hash(keys) % np.uint64(self._partitions)).astype(np.int32))
 
-    def _note(self, index: int) -> Path:
-        return self._folder / f"{index:08d}.json"
-
-    def _file(self, index: int) -> Path:
-        return self._folder / f"{index:08d}.arrow"
-
     def read(
-        self, chunks: Sequence[SpilledChunk], partitions: Sequence[int], columns: Sequence[str] | None = None
+        self, files: Sequence[SpilledFile], partitions: Sequence[int], columns: Sequence[str] | None = None
     ) -> pl.DataFrame:
         """Read the rows of some partitions, in the order of the source."""
         tables = []
-        for chunk in chunks:
-            places = [chunk.places[partition] for partition in partitions if partition in chunk.places]
+        for file in files:
+            places = [file.places[partition] for partition in partitions if partition in file.places]
             if places:
-                tables += read_streams(self._file(chunk.index), places, columns)
+                tables += read_streams(self._path(file), places, columns)
         frame = pl.from_arrow(pa.concat_tables(tables))
         assert isinstance(frame, pl.DataFrame)
         return frame.rechunk()
 
-    def read_counts(self, chunk: SpilledChunk) -> list[pl.DataFrame]:
-        """Read the counts of a chunk's values."""
-        tables = read_streams(self._file(chunk.index), chunk.counts) if chunk.counts else []
+    def read_counts(self, file: SpilledFile) -> list[pl.DataFrame]:
+        """Read the counts of a file's values."""
+        tables = read_streams(self._path(file), file.counts) if file.counts else []
         return [pl.DataFrame(table) for table in tables]
 
-    def columns(self, chunks: Sequence[SpilledChunk]) -> dict[str, pl.DataType]:
+    def columns(self, files: Sequence[SpilledFile]) -> dict[str, pl.DataType]:
         """Return the type of each column of spilled rows."""
-        chunk = next(chunk for chunk in chunks if chunk.places)
-        (table,) = read_streams(self._file(chunk.index), [next(iter(chunk.places.values()))])
+        file = next(file for file in files if file.places)
+        (table,) = read_streams(self._path(file), [next(iter(file.places.values()))])
         return dict(pl.DataFrame(table.schema.empty_table()).schema)
 
-    def shards(self, chunks: Sequence[SpilledChunk], shard_samples: int) -> list[list[int]]:
+    def _path(self, file: SpilledFile) -> Path:
+        return self._folder / f"{file.name}.arrow"
+
+    def shards(self, files: Sequence[SpilledFile], shard_samples: int) -> list[list[int]]:
         """Return the partitions of each shard.
 
         With a shard key, a shard is one partition. Without, it is consecutive chunks of about `shard_samples` rows.
         """
         if self._schema.shard_key:
-            return [[p] for p in sorted({partition for chunk in chunks for partition in chunk.places})]
+            return [[p] for p in sorted({partition for file in files for partition in file.places})]
         runs: list[list[int]] = [[]]
         rows = 0
-        for chunk in chunks:
-            if rows and rows + chunk.rows > shard_samples:
+        for file in files:
+            if rows and rows + file.rows > shard_samples:
                 runs.append([])
                 rows = 0
-            if chunk.rows:
-                runs[-1].append(chunk.index)
-                rows += chunk.rows
+            if file.rows:
+                runs[-1].append(file.indexes[0])
+                rows += file.rows
         return [run for run in runs if run]
 
 
-def _row_numbers(chunk: Chunk, before: int) -> NDArray[np.int64]:
+def _file_indexes(chunks: Sequence[Chunk]) -> NDArray[np.int32]:
+    """Return the index of the input file of each row."""
+    return np.concatenate([np.broadcast_to(np.asarray(each.file, np.int32), each.frame.height) for each in chunks])
+
+
+def _row_numbers(chunks: Sequence[Chunk], before: int) -> NDArray[np.int64]:
     """Return the row number of each row. Row numbers ascend in the order of the source."""
-    if chunk.rows is None:
-        return before + 1 + np.arange(chunk.frame.height, dtype=np.int64)
-    return (np.int64(chunk.file) << FILE_BITS) + np.asarray(chunk.rows, dtype=np.int64)
+    if chunks[0].rows is None:
+        return before + 1 + np.arange(sum(chunk.frame.height for chunk in chunks), dtype=np.int64)
+    rows = np.concatenate([np.asarray(chunk.rows, dtype=np.int64) for chunk in chunks])
+    rows += _file_indexes(chunks).astype(np.int64) << FILE_BITS
+    return rows
 
 
 class Workspace:
@@ -343,19 +361,19 @@ class Workspace:
         make_directory(path)
         return path
 
-    def spilled(self) -> list[SpilledChunk] | None:
-        """Return all chunks if the whole log is spilled, else None."""
+    def spilled(self) -> list[SpilledFile] | None:
+        """Return all files if the whole log is spilled, else None."""
         note = self.root / "spilled.done"
         if not note.exists():
             return None
         done = self.spill.done()
         if read_json(note) != len(done):
-            raise DatasetError(f"{self.root / 'spilled'} is damaged: some of its chunks are missing")
+            raise DatasetError(f"{self.root / 'spilled'} is damaged: some of its files are missing")
         return done
 
-    def finish_spilling(self, chunks: int) -> None:
-        """Record that the log is completely spilled and has `chunks` chunks."""
-        write_json(self.root / "spilled.done", chunks)
+    def finish_spilling(self, files: int) -> None:
+        """Record that the log is completely spilled, into `files` files."""
+        write_json(self.root / "spilled.done", files)
 
     def _is_resumable(self, path: Path) -> bool:
         try:
@@ -381,25 +399,25 @@ class PartitionStage:
         return self._share(self.shares[number]) if self.shares else self._in_order()
 
     def _share(self, share: ChunkShare) -> Iterator[int]:
-        for chunk in self.source.chunks(self.folder, replace(share, done=self.spill.indexes())):
-            self.spill.add(chunk, 0)  # rows of a divisible source are numbered within their file
+        for chunks in self.spill.gather(self.source.chunks(self.folder, replace(share, done=self.spill.indexes()))):
+            self.spill.add(chunks, 0)  # rows of a divisible source are numbered within their file
             yield 0
         yield 1
 
     def _in_order(self) -> Iterator[int]:
         done = self.spill.done()
-        before, rows = _bytes(done), sum(chunk.rows for chunk in done)
-        for chunk in self.source.chunks(self.folder, ChunkShare(done=frozenset(chunk.index for chunk in done))):
-            self.spill.add(chunk, rows)
-            rows += chunk.frame.height
-            yield max(chunk.bytes_done - before, 0)
-            before = max(chunk.bytes_done, before)
+        before, rows = _bytes(done), sum(file.rows for file in done)
+        for chunks in self.spill.gather(self.source.chunks(self.folder, ChunkShare(done=self.spill.indexes()))):
+            file = self.spill.add(chunks, rows)
+            rows += file.rows
+            yield max(file.bytes_done - before, 0)
+            before = max(file.bytes_done, before)
 
     def memory(self, number: int) -> int:
         return _READER_BYTES
 
-    def run(self, executor: Executor, progress: Progress) -> list[SpilledChunk]:
-        """Spill the rest of the log, and return all chunks."""
+    def run(self, executor: Executor, progress: Progress) -> list[SpilledFile]:
+        """Spill the rest of the log, and return all files."""
         if self.shares:
             progress.start("read", len(self.shares), "shares of the log")
             try:
@@ -431,6 +449,6 @@ def log_shares(source: Source, readers: int) -> tuple[ChunkShare, ...]:
     )
 
 
-def _bytes(done: list[SpilledChunk]) -> int:
-    """Return the number of bytes of the log up to the last complete chunk."""
+def _bytes(done: list[SpilledFile]) -> int:
+    """Return the number of bytes of the log up to the end of the last complete file."""
     return done[-1].bytes_done if done else 0
