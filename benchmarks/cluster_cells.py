@@ -1,55 +1,61 @@
-"""Steps of forty cells of a cluster: what replayed ranks take, what the planner predicts, and what `auto` chooses.
+"""Compare replayed steps of forty small clusters with predicted steps, and with the choice of ``exchange: auto``.
 
-A cell is a log (rows of tables, sessions that repeat), a model (width, layers, compression of its towers), a batch a
-rank, hosts, ranks of each, and links. Its step by the flat exchange and by SPTT is that of `benchmarks.replay`. First
-the replay itself is compared with two processes on two cores, connected by gloo on this machine.
+A cell is a log (rows of tables, samples per session), a model (width, layers, compression of its towers), a batch per
+rank, a number of hosts and of ranks per host, and the links between them. `benchmarks.replay` measures its step with
+the flat exchange and with SPTT. First the replay itself is compared with two processes on two cores that gloo connects.
+
+`auto` is the choice of `choose_exchange`, from the same measured seconds of a rank as the prediction. Its latencies are
+those that a run assumes.
 """
 
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.exchange import told_by_ranks, torchrun
+from benchmarks.kept import FOLDER
 from benchmarks.replay import play, record
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed.measure import Collective
 from stratarec.planning.machine import Cluster
 from stratarec.recipe import Recipe
-from stratarec.training.forecast import exchanges_by_towers, predict_step, rank_seconds
+from stratarec.training.forecast import ASSUMED, choose_exchange, predict_step, rank_seconds
 from stratarec.training.torch_setup import torch_settings
 
 STEPS = 5
 NEAR = 0.15
 LOGS = {"small": (2_000, 1.0), "middle": (40_000, 1.0), "large": (200_000, 1.0), "sessions": (40_000, 8.0)}
-"""Most rows of a table, and samples of a session on average."""
+"""Largest number of rows of a table, and mean number of samples of a session."""
+LOGS_FOLDER = FOLDER / "cluster_cells"
+"""Folder of the prepared logs, which later runs of the benchmark use again."""
 _FEATURES = 26
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A model on a log, by so many ranks."""
+    """A model, its log, and the ranks that train it."""
 
     log: str
     width: int
     layers: tuple[int, ...]
     batch: int
-    """Of a rank."""
+    """Samples of a rank."""
     hosts: int
     local: int
-    """Ranks of a host."""
+    """Number of ranks per host."""
     compression: float = 1.0
-    """Of the towers, of which each host has one; 1 for towers without modules."""
+    """Compression of the towers, one per host; 1 for towers without modules."""
 
-    def recipe(self, root: Path, exchange: str, network: str = "1Gbit") -> Recipe:
-        """Return its recipe."""
+    def recipe(self, root: Path, exchange: str) -> Recipe:
+        """Return the recipe of the cell with an exchange."""
         names = [f"C{place + 1}" for place in range(_FEATURES)]
         rows, session = LOGS[self.log]
         source = {"kind": "synthetic", "samples": 120_000, "scale": 1.0, "max_rows": rows, "session_length": session,
@@ -66,7 +72,7 @@ class Cell:
                 "towers": {"plan": [names[host :: self.hosts] for host in range(self.hosts)],
                            "compression": self.compression},
             },
-            "distributed": {"exchange": exchange, "hosts": self.hosts, "network": network},
+            "distributed": {"exchange": exchange, "hosts": self.hosts},
             "train": {
                 "run": str(root / "run"), "batch_size": self.batch * self.hosts * self.local, "epochs": 1,
                 "dense": {"kind": "adam", "learning_rate": 0.001}, "average": {"decay": 0},
@@ -90,7 +96,7 @@ CELLS = (
 LINKS = {
     "100 Mbit/s": (100e6, 2e-4), "1 Gbit/s": (1e9, 1e-4), "10 Gbit/s": (10e9, 5e-5), "100 Gbit/s": (100e9, 2e-5),
 }  # fmt: skip
-"""Bits a second between hosts, and the latency of a collective between hosts; a tenth of it for each peer."""
+"""Bits per second between hosts, and seconds of latency of a collective between hosts; a tenth of it per peer."""
 
 
 def cluster(cell: Cell, link: str) -> Cluster:
@@ -103,37 +109,60 @@ def cluster(cell: Cell, link: str) -> Cluster:
 
 
 def data_of(cell: Cell, root: Path) -> Dataset:
-    """Return the log of a cell; it is prepared when it is first asked for."""
+    """Return the log of a cell. The first call prepares it."""
     config = cell.recipe(root, "flat").data
     if not Path(config.path).exists():
         prepare(config)
     return Dataset.open(config.path)
 
 
-def compared(root: Path, cells: tuple[Cell, ...]) -> Iterator[dict[str, Any]]:
-    """Yield a line for each cell, link and exchange: the replayed step and the predicted one."""
+Replayed = Mapping[tuple[Cell, str, str], dict[str, Any]]
+"""Rows of `compared` in an earlier result, by cell, link and exchange."""
+
+
+def compared(root: Path, cells: tuple[Cell, ...], replayed: Replayed) -> Iterator[dict[str, Any]]:
+    """Yield a row with the replayed and the predicted step for each cell, link and exchange.
+
+    A step in `replayed` is not replayed again.
+    """
     for cell in cells:
-        dataset = data_of(cell, root)
-        schedules, seconds, began = {}, {}, time.perf_counter()
-        for exchange in ("flat", "sptt"):
-            recipe = cell.recipe(root, exchange)
-            schedules[exchange] = record(recipe, dataset, cell.hosts, cell.local, STEPS).schedule
-            seconds[exchange] = rank_seconds(recipe, dataset, cluster(cell, "1 Gbit/s"))
+        dataset, began = data_of(cell, root), time.perf_counter()
+        recipes = {exchange: cell.recipe(root, exchange) for exchange in ("flat", "sptt")}
+        seconds = {
+            exchange: rank_seconds(recipe, dataset, cluster(cell, "1 Gbit/s")) for exchange, recipe in recipes.items()
+        }
+        is_new = any((cell, link, exchange) not in replayed for link in LINKS for exchange in recipes)
+        schedules = {
+            exchange: record(recipe, dataset, cell.hosts, cell.local, STEPS).schedule if is_new else []
+            for exchange, recipe in recipes.items()
+        }
         print(asdict(cell), f"{time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
         for link in LINKS:
-            auto = cell.recipe(root, "auto", link.replace(" ", "").removesuffix("/s"))
-            by_towers = exchanges_by_towers(auto, dataset, cell.hosts, cell.hosts * cell.local)
+            where = cluster(cell, link)
+            assumed = replace(where, inside=ASSUMED, between=ASSUMED)
+            auto = choose_exchange(recipes["flat"], dataset, assumed, partial(_seconds_of, seconds))
             for exchange, schedule in schedules.items():
-                where = cluster(cell, link)
-                step = predict_step(cell.recipe(root, exchange), dataset, where, seconds[exchange]).step
-                replayed = play(schedule, where)
+                step = predict_step(recipes[exchange], dataset, where, seconds[exchange]).step
+                known = replayed.get((cell, link, exchange))
+                step_ms = known["replayed_ms"] if known else 1e3 * play(schedule, where)
                 yield {
-                    **asdict(cell), "link": link, "exchange": exchange,
-                    "auto": exchange == ("sptt" if by_towers else "flat"), "replayed_ms": 1e3 * replayed,
-                    "predicted_ms": 1e3 * step.total, "error": step.total / replayed - 1,
-                    "rank_ms": [1e3 * sum(piece.seconds for piece in pieces) for pieces in schedule],
+                    **asdict(cell), "link": link, "exchange": exchange, "auto": auto.distributed.exchange == exchange,
+                    "replayed_ms": step_ms, "predicted_ms": 1e3 * step.total, "error": 1e3 * step.total / step_ms - 1,
+                    "rank_ms": known["rank_ms"] if known else [
+                        1e3 * sum(piece.seconds for piece in pieces) for pieces in schedule
+                    ],
                     "predicted_rank_ms": 1e3 * seconds[exchange],
                 }  # fmt: skip
+
+
+def _seconds_of(seconds: dict[str, float], recipe: Recipe) -> float:
+    return seconds[recipe.distributed.exchange]
+
+
+def cell_of(row: dict[str, Any]) -> Cell:
+    """Return the cell of a row of an earlier result."""
+    values = {name: row[name] for name in Cell.__dataclass_fields__}
+    return Cell(**{**values, "layers": tuple(values["layers"])})
 
 
 VALIDATED = tuple(replace(cell, hosts=2, local=1) for cell in (CELLS[0], CELLS[1], CELLS[3], CELLS[4]))
@@ -142,7 +171,7 @@ REAL_STEPS = 30
 
 
 def validated(root: Path, cells: tuple[Cell, ...]) -> list[dict[str, Any]]:
-    """Compare replayed steps of two ranks with those of two processes that gloo connects on this machine."""
+    """Compare replayed steps of two ranks with steps of two processes that gloo connects on this machine."""
     for cell in cells:
         data_of(cell, root)
     recipes = [cell.recipe(root, exchange) for cell in cells for exchange in ("flat", "sptt")]
@@ -173,11 +202,16 @@ def speed_errors(rows: list[dict[str, Any]]) -> list[float]:
     ]
 
 
-def measured(quick: bool) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return metrics and samples of all cells; `quick` has eight cells."""
-    with tempfile.TemporaryDirectory() as folder, torch_settings(threads=1):
-        real = validated(Path(folder), VALIDATED[:1] if quick else VALIDATED)
-        rows = list(compared(Path(folder), CELLS[:2] if quick else CELLS))
+def measured(quick: bool, earlier: dict[str, Any] | None = None) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return metrics and samples of all cells; with `quick`, of eight cells.
+
+    Replayed steps are taken from the samples of an `earlier` result, if it is given. Predictions and choices are always
+    computed again.
+    """
+    replayed = {(cell_of(row), row["link"], row["exchange"]): row for row in (earlier or {}).get("cells", ())}
+    with torch_settings(threads=1):
+        rows = list(compared(LOGS_FOLDER, CELLS[:2] if quick else CELLS, replayed))
+        real = earlier["validated"] if earlier else validated(LOGS_FOLDER, VALIDATED[:1] if quick else VALIDATED)
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
     losses = [
         min(row["replayed_ms"] for row in pair if row["auto"]) / min(row["replayed_ms"] for row in pair) - 1

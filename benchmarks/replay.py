@@ -1,15 +1,15 @@
-"""Steps of a cluster that is not here: every rank computes alone, and its schedule is played over links of any rate.
+"""Replay the steps of a cluster on one machine: each rank computes alone, and its schedule is played over given links.
 
-Ranks of a test that share processors slow each other down, which ranks of a cluster do not. So the ranks of a run are
-threads of one process that take turns (`record`): a rank computes with its real tables, its real share of each batch
-and the code of `stratarec train` until it reaches a collective, and then another rank computes. The collectives deliver
-what the other ranks sent, so losses and rows have the bits of a run by as many processes. Each turn is timed, and the
-bytes that a rank sends to each other rank are noted.
+Ranks that share processors slow each other down, which ranks of a cluster do not. So the ranks of a run are threads of
+one process of which one computes at a time (`record`). A rank computes with its real tables, its real share of each
+batch and the code of `stratarec train`, until it reaches a collective. Then another rank computes. Collectives deliver
+what the other ranks sent, so losses and rows have the bits of a run with as many processes. The processor time of each
+rank between two collectives is measured, and the bytes that it sends to each other rank are recorded.
 
-`play` then computes when each rank would reach and leave each collective, if it had a core of its own: a collective
-takes a latency, and bytes pass when both ends have arrived, at the fair share of the links that they use (a link out of
-each host and one into it, which its ranks share, and the same for each rank inside its host). With lookahead, a rank's
-second thread exchanges the ids of the next batch meanwhile, on the same core.
+`play` then computes when each rank would reach and leave each collective if it had a core to itself. A collective takes
+a latency. Bytes pass when both ends have arrived, at the fair share of the links that they use: the ranks of a host
+share a link out of the host and one into it, and each rank has such links inside its host. With lookahead, the second
+thread of a rank exchanges the ids of the next batch at the same time, on the same core.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from stratarec.kernels.runtime.threads import limit_threads
 from stratarec.planning.machine import Cluster
 from stratarec.recipe import Recipe
 from stratarec.training.distributed import RankStages
-from stratarec.training.forecast import exchanges_by_towers, rank_stages
+from stratarec.training.forecast import rank_stages
 
 WARM = 2
-"""Steps that compile kernels and create optimizer state before the recorded ones."""
+"""Number of steps before the recorded ones. They compile kernels and create optimizer state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A rank's computing up to a collective, or up to the end of a part of the step."""
+    """Work of a rank up to a collective, or up to the end of a part of the step."""
 
     seconds: float
     ahead: bool
-    """Whether the thread that prepares batches does it."""
+    """Whether the thread that prepares batches does this work."""
     channel: int = -1
     """Number of the collective's channel; -1 at the end of a part."""
     members: tuple[int, ...] = ()
     """Ranks of the channel."""
     sent: tuple[float, ...] = ()
-    """Bytes for each member."""
+    """Bytes sent to each member."""
 
 
 Step = list[Piece]
@@ -65,7 +65,7 @@ _FILES = 2  # the third channel of a mesh
 
 
 class Turns:
-    """Ranks of one process, of which one computes at a time."""
+    """Scheduler of the ranks of one process: one rank computes at a time."""
 
     def __init__(self, ranks: int) -> None:
         self._turn, self._changed = threading.Lock(), threading.Condition()
@@ -76,7 +76,7 @@ class Turns:
         self.pieces: list[list[Piece]] = [[] for _ in range(ranks)]
 
     def run(self, rank: int, work: Callable[[], Any]) -> Any:
-        """Do a rank's work, in turns with the others."""
+        """Run the work of a rank while no other rank computes, and return its result."""
         torch.set_num_threads(1)
         limit_threads(1)
         with self._turn:
@@ -96,7 +96,7 @@ class Turns:
         self.ahead[rank], self._began[rank] = ahead, time.thread_time()
 
     def exchange(self, rank: int, channel: int, members: tuple[int, ...], parts: Sequence[Tensor]) -> list[Tensor]:
-        """Give the turn to others until all members are here; return what they sent to this rank."""
+        """Let other ranks compute until all members have called this method. Return what they sent to this rank."""
         seconds = time.thread_time() - self._began[rank]
         sent = tuple(float(part.nbytes) if member != rank else 0.0 for member, part in zip(members, parts, strict=True))
         self.pieces[rank].append(
@@ -125,7 +125,7 @@ class Turns:
 
 
 class TurnChannel(Channel):
-    """Channel of a rank that computes in turns with the others."""
+    """Channel between ranks of which one computes at a time."""
 
     def __init__(self, turns: Turns, number: int, place: int, members: Sequence[int]) -> None:
         super().__init__(place, len(members), cast(Any, turns) if len(members) > 1 else None)
@@ -143,7 +143,7 @@ class TurnChannel(Channel):
 
 
 def mesh_of(turns: Turns, rank: int, hosts: int, local: int, *, by_towers: bool) -> Mesh:
-    """Return the mesh of one of the ranks that take turns; its channels are numbered, in the same order on all."""
+    """Return the mesh of a rank. Its channels have numbers, in the same order on all ranks."""
     numbers = count()
     return emulated_mesh(
         rank, hosts, local, by_towers=by_towers,
@@ -152,9 +152,9 @@ def mesh_of(turns: Turns, rank: int, hosts: int, local: int, *, by_towers: bool)
 
 
 def train(stages: RankStages, steps: int, between: Callable[[bool], None], depth: int = 0) -> tuple[list[float], float]:
-    """Train some steps of a run on batches that are in memory; return the loss of each, and the seconds of a step.
+    """Train some steps on batches in memory. Return the loss of each step, and the mean seconds of a step.
 
-    `between` is called between the parts of a step, with whether the next part is to prepare a batch.
+    `between` is called between the parts of a step. Its argument is whether the next part prepares a batch.
     """
     files = stages.mesh.files
     batches = list(islice(stages.read(0, 0), WARM + steps))
@@ -176,17 +176,17 @@ def train(stages: RankStages, steps: int, between: Callable[[bool], None], depth
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What ranks did that took turns."""
+    """Recorded steps of all ranks."""
 
     schedule: list[Step]
-    """A step of each rank: median seconds and mean bytes over the recorded steps."""
+    """Step of each rank: median seconds and mean bytes over the recorded steps."""
     losses: list[float]
 
 
 def record(recipe: Recipe, dataset: Dataset, hosts: int, local: int, steps: int) -> Recording:
-    """Train some steps by `local` ranks of one thread on each of `hosts` hosts, in turns."""
+    """Train some steps with `local` ranks of one thread on each of `hosts` hosts, and record their schedule."""
     ranks = hosts * local
-    by_towers = exchanges_by_towers(recipe, dataset, hosts, ranks)
+    by_towers = recipe.distributed.by_towers(recipe.towers, hosts)
     turns = Turns(ranks)
 
     def work(rank: int) -> list[float]:
@@ -200,11 +200,11 @@ def record(recipe: Recipe, dataset: Dataset, hosts: int, local: int, steps: int)
 
 
 def typical(pieces: Sequence[Piece], steps: int) -> Step:
-    """Return the median step of a rank: of its pieces, those of `steps` steps after the first ones."""
+    """Return the median step of a rank over `steps` steps; the steps before them are left out."""
     each: list[Step] = [[]]
     before = False
     for piece in pieces:
-        # A step begins with the part that prepares its batch.
+        # The first part of a step prepares its batch.
         if piece.ahead and not before:
             each.append([])
         before = piece.ahead
@@ -225,7 +225,7 @@ Link = tuple[str, int]
 
 @dataclass(eq=False)
 class _Job:
-    """Work that takes time on links, or on a core, which it shares with other jobs."""
+    """Work on a core or on links, which it shares with other jobs."""
 
     amount: float
     links: tuple[Link, ...]
@@ -244,7 +244,7 @@ class _Fluid:
         self._jobs.append(_Job(amount, links, then))
 
     def run(self) -> None:
-        """Run until no job is left; jobs start others when they end."""
+        """Run until no job is left. When a job ends, it may start other jobs."""
         while self._jobs:
             self._set_rates()
             seconds = min(job.amount / job.rate for job in self._jobs)
@@ -257,7 +257,7 @@ class _Fluid:
                 job.then()
 
     def _set_rates(self) -> None:
-        """Fix the rates of the jobs on the link with the least for each, then those on the next one."""
+        """Set the rates of jobs, beginning with the jobs on the link that has the smallest share for each."""
         users: dict[Link, list[_Job]] = defaultdict(list)
         for job in self._jobs:
             job.rate = math.inf if job.links else 1.0  # a job without links is a time
@@ -287,9 +287,9 @@ class _Player:
         self._calls: dict[Any, int] = defaultdict(int)
         self._blocked: list[Callable[[], None]] = []
         self.ended: dict[tuple[int, bool], list[float]] = defaultdict(list)
-        """When each thread ended its steps, by rank and whether it prepares."""
+        """Times at which each thread ended its steps, by rank and whether the thread prepares batches."""
         self.begun: dict[tuple[int, bool], int] = defaultdict(lambda: -1)
-        """The step that each thread is at."""
+        """Number of the current step of each thread."""
 
     def _capacity(self, link: Link) -> float:
         kind, cluster = link[0], self._cluster
@@ -298,7 +298,7 @@ class _Player:
         return cluster.between_bytes_per_second if kind.startswith("host") else cluster.inside_bytes_per_second
 
     def start(self, rank: int, pieces: Step, ready: Callable[[int], bool], steps: int, *, ahead: bool) -> None:
-        """Start a thread, which begins step n once ``ready(n)``."""
+        """Start a thread, which begins step n when ``ready(n)`` is true."""
         thread = self._thread(rank, pieces, ready, steps, ahead, lambda: next(thread, None))
         next(thread, None)
 
@@ -328,7 +328,7 @@ class _Player:
             self.fluid.start(0.0, (), resume)
 
     def _arrive(self, rank: int, piece: Piece, resume: Callable[[], None]) -> None:
-        """Begin the transfers to and from the members that are here; resume when all have ended."""
+        """Start the transfers to and from the members that have arrived. Call `resume` when all have ended."""
         key = piece.channel, piece.members, self._calls[piece.channel, piece.members, rank]
         self._calls[piece.channel, piece.members, rank] += 1
         peers = len(piece.members) - 1
@@ -358,14 +358,14 @@ class _Player:
 
 
 def play(schedule: Sequence[Step], cluster: Cluster, steps: int = 9) -> float:
-    """Return the seconds of a step of a schedule, once steps are in a steady state.
+    """Return the seconds of a step of a schedule in the steady state.
 
     Parameters
     ----------
     schedule : sequence of Step
         Step of each rank.
     cluster : Cluster
-        Links. Every rank has a core of its own.
+        Links between the ranks. Each rank has one core.
     """
     player = _Player(cluster)
     for rank, pieces in enumerate(schedule):
@@ -379,5 +379,5 @@ def play(schedule: Sequence[Step], cluster: Cluster, steps: int = 9) -> float:
 
 
 def _is_ready(player: _Player, rank: int, ahead: bool, step: int) -> bool:
-    """Whether a batch may be prepared, as training began with the one before, or trained, as it is prepared."""
+    """Return whether a batch may be prepared (training of the one before has begun), or trained (it is prepared)."""
     return player.begun[rank, False] >= step - 1 if ahead else len(player.ended[rank, True]) > step

@@ -1,4 +1,4 @@
-"""One of two ranks that train the cells whose replay is compared with them, started by torchrun."""
+"""One of two ranks, started by torchrun, that train the cells with which replayed steps are compared."""
 
 from __future__ import annotations
 

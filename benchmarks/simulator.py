@@ -1,59 +1,62 @@
-"""Steps that nobody here can take: towers over the flat exchange on 16 to 1,024 GPUs of three generations, predicted.
+"""Predict steps of 16 to 1,024 GPUs of three generations, with towers and with the flat exchange.
 
-The model, `stratarec.planning.step_model`, is first compared with the replayed steps of forty cells of small clusters
-(`benchmarks.cluster_cells`), and the replay with processes. Of GPUs nothing is measured: the model is given public
-figures of machines and assumptions about what is reached of them (`Generation`), and a made-up model (`Model`), and
-gives the parts of a step by the flat exchange and by SPTT with towers of one host each. The paper (arXiv 2403.00877)
-reports up to 1.9 times the speed of the best flat training it compared with, on up to 512 GPUs of three generations;
-its models and clusters are not these. Whatever hides an exchange behind other work makes both sides faster, and the
-ratio smaller.
+The model is `stratarec.planning.step_model`. First its predictions are compared with replayed steps of forty small
+clusters (`benchmarks.cluster_cells`), and the replay with processes. Nothing is measured on GPUs. The model is given
+figures of data sheets, assumptions about the share of these figures that is reached (`Generation`), and an invented
+model (`Model`). It returns the parts of a step with the flat exchange, and with SPTT and one tower per host. The paper
+(arXiv 2403.00877) reports up to 1.9 times the speed of its best flat training, on up to 512 GPUs of three generations,
+with other models and clusters. Overlapping an exchange with other work makes both sides faster, and the ratio smaller.
+
+``--data RESULT`` takes the replayed steps from an earlier result file, and computes only predictions and choices again.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster_cells import measured
+from benchmarks.report import read_result
 from stratarec.distributed.config import WireKind
 from stratarec.distributed.measure import Collective
 from stratarec.planning.machine import Cluster, DramTier, Machine, NetworkRates, Tiers
 from stratarec.planning.step_model import ExchangeModel, StepWork, step_time
 
 GPUS = (16, 32, 64, 128, 256, 512, 1024)
-OF_A_HOST = 8
+GPUS_PER_HOST = 8
 PUBLISHED = 1.9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """A host of eight GPUs; rates are of makers' data sheets, in one direction."""
+    """A host of eight GPUs. Rates are from data sheets, in one direction."""
 
     name: str
     teraflops: float
-    """Dense matrix products of a GPU at the precision that training of float32 models uses: FP32, then TF32."""
+    """Rate of dense matrix products of a GPU, in the precision of float32 training: FP32, or TF32 where it exists."""
     memory_gb_s: float
-    """Of a GPU."""
+    """Memory bandwidth of a GPU."""
     nvlink_gb_s: float
-    """Of a GPU to the others of its host: half of what data sheets give for both directions."""
+    """Bandwidth of a GPU to the other GPUs of its host: half of the data sheet's figure for both directions."""
     network_gb_s: float
-    """Of a host, all its adapters."""
+    """Bandwidth of all network adapters of a host together."""
     reached_flops: float = 0.3
-    """Share of `teraflops` in layers of this size."""
+    """Share of `teraflops` that layers of this size reach."""
     reached_memory: float = 0.5
-    """Share of `memory_gb_s` of random rows."""
+    """Share of `memory_gb_s` that random rows reach."""
     reached_links: float = 0.7
-    """Share of the rates of NVLink and network in an all-to-all."""
+    """Share of the rates of NVLink and network that an all-to-all reaches."""
     latency: Collective = field(default_factory=lambda: Collective(alpha=2e-5, alpha_peer=2e-6))
-    """Of a collective: 20 us, and 2 us for each peer."""
+    """Latency of a collective: 20 us, and 2 us per peer."""
 
     def cluster(self, gpus: int) -> Cluster:
-        """So many of them."""
+        """Return a cluster of `gpus` GPUs."""
         return Cluster(
             adds_by_host=True,
-            hosts=gpus // OF_A_HOST,
-            ranks=OF_A_HOST,
+            hosts=gpus // GPUS_PER_HOST,
+            ranks=GPUS_PER_HOST,
             inside_bytes_per_second=self.nvlink_gb_s * 1e9 * self.reached_links,
             between_bytes_per_second=self.network_gb_s * 1e9 * self.reached_links,
             inside=self.latency,
@@ -61,7 +64,7 @@ class Generation:
         )
 
     def machine(self, gpus: int) -> Machine:
-        """Return the rates that one of so many GPUs reaches."""
+        """Return the rates that one of `gpus` GPUs reaches."""
         return Machine(
             tiers=Tiers(dram=DramTier(row_bytes_per_second=self.memory_gb_s * 1e9 * self.reached_memory)),
             network=NetworkRates(flops_per_second=self.teraflops * 1e12 * self.reached_flops),
@@ -79,22 +82,22 @@ GENERATIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A made-up DLRM that has a feature for every host of the largest cluster."""
+    """An invented DLRM with enough features for a tower on each host of the largest cluster."""
 
     batch: int = 4096
-    """Samples of a GPU, whatever their number (weak scaling)."""
+    """Samples per GPU, for any number of GPUs (weak scaling)."""
     features: int = 256
     width: int = 128
     lookups: float = 512.0
-    """Ids of a sample: two a bag."""
+    """Number of ids per sample: two per bag."""
     top: tuple[int, ...] = (1024, 512)
-    """Hidden sizes over the products of pairs."""
+    """Sizes of the hidden layers after the products of pairs."""
 
     def workload(self, compression: float) -> StepWork:
-        """What a GPU does in a step.
+        """Return the work of a GPU in a step.
 
-        A tower of a DLRM tells F / c vectors, mixtures of its F / T (a layer a tower: F F / (T c) weights in all, taken
-        at T = 2), so the network behind has pairs of F / c vectors alone.
+        All towers together send F / c vectors, which are linear mixtures of their F vectors. With T towers, the mixing
+        layers have F F / (T c) weights, computed for T = 2. The network after them has only pairs of F / c vectors.
         """
         vectors = int(self.features / compression)
         sizes = (vectors * (vectors + 1) // 2, *self.top, 1)
@@ -108,7 +111,7 @@ class Model:
 
 
 def line(model: Model, generation: Generation, gpus: int, compression: float, wire: WireKind) -> dict[str, Any]:
-    """Parts of a step with towers, beside the flat exchange on the same wire."""
+    """Return the predicted parts of a step with towers, and with the flat exchange, for one wire format."""
     machine = generation.machine(gpus)
     flat = step_time(model.workload(1.0), machine, exchange=ExchangeModel(wire=wire))
     alone = step_time(model.workload(1.0), machine, exchange=ExchangeModel(kind="sptt", wire=wire))
@@ -122,19 +125,24 @@ def line(model: Model, generation: Generation, gpus: int, compression: float, wi
     }  # fmt: skip
 
 
-def run(quick: bool) -> dict[str, Any]:
-    """Every generation and size at ratio 2; other ratios and a 16-bit wire at 512 GPUs."""
+def run(quick: bool, data: Path | None = None) -> dict[str, Any]:
+    """Predict every generation and size at compression 2, and other compressions and a 16-bit wire at 512 GPUs.
+
+    `data` is a result file from which replayed steps are taken.
+    """
     model = Model()
     sizes = (16, 512) if quick else GPUS
     rows = [line(model, each, gpus, 2.0, "fp32") for each in GENERATIONS for gpus in sizes]
     others: list[tuple[float, WireKind]] = [(2.0, "fp16"), (4.0, "fp32"), (8.0, "fp32")]
     more = [line(model, each, 512, ratio, wire) for each in GENERATIONS for ratio, wire in others]
-    metrics, samples = measured(quick)
+    earlier = None if data is None else read_result(data)
+    metrics, samples = measured(quick, earlier and earlier["samples"])
     speeds = {row["gpu"]: row["towers_speed"] for row in rows if row["gpus"] == 512}
     return {
         "config": {
             "targets": {"within_15_percent_share": 0.8, "auto_right_share": 0.9}, "predicted": True,
-            "published_up_to": PUBLISHED, "of_a_host": OF_A_HOST, "model": asdict(model),
+            "published_up_to": PUBLISHED, "gpus_per_host": GPUS_PER_HOST, "model": asdict(model),
+            "replayed": earlier["config"].get("replayed") or earlier["created"] if earlier else None,
             "generations": [asdict(each) for each in GENERATIONS],
         },
         "metrics": {

@@ -1,12 +1,13 @@
-"""Whole training steps by the flat exchange, by towers (SPTT), and by towers with modules, between two emulated hosts.
+"""Compare whole training steps with the flat exchange, with SPTT, and with tower modules, between two emulated hosts.
 
-Two hosts of two ranks, one thread each, 26 tables with Criteo's sizes and skew (capped), 1,024 samples a rank, at
-100 Mbit/s, at 1 Gbit/s and unshaped. The flat exchange is that of `stratarec train`: distinct rows travel where they
-are fewer bytes than bags; `flat, bags` is what is published as flat, where every pooled vector travels. A model with
-towers trains by either exchange. Gradients of the network travel in bfloat16 on all sides. Three models: one of D = 128
-with small layers and bags of four ids on average, whose flat step is mostly exchange, as in the published setting; the
-same with one id a bag, of which the flat exchange sends each row once, at 1 Gbit/s alone; and a DLRM at D = 64,
-likewise.
+Two hosts have two ranks of one thread each, 26 tables with Criteo's sizes and skew (capped), and 1,024 samples per
+rank, at 100 Mbit/s, at 1 Gbit/s and without a limit. The flat exchange is that of `stratarec train`: it sends distinct
+rows where they need fewer bytes than bags. `flat, bags` is the published flat exchange, which sends every pooled
+vector. A model with towers is trained with both exchanges. Gradients of the network are sent in bfloat16 on all sides.
+
+There are three models. The first has D = 128, small layers and bags of four ids on average; as in the paper, its flat
+step is mostly exchange. The second is the same with one id per bag, so the flat exchange sends each row once; it is
+measured at 1 Gbit/s only. The third is a DLRM at D = 64.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ MODELS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "single ids": (128, 1, {"bottom_mlp": (64,), "top_mlp": (128, 64)}),
     "dlrm": (64, 1, {"bottom_mlp": (512, 256), "top_mlp": (512, 256)}),
 }
-"""Width of embeddings, ids a bag, and layers."""
+"""Width of embeddings, ids per bag, and layers."""
 
 
 def contenders(quick: bool) -> list[Contender]:
-    """The first one is the baseline of each wire."""
+    """Return all contenders. The first one of each wire format is its baseline."""
     flat = [
         Contender(name="flat"),
         Contender(name="flat, bags", deduplicate=False),
@@ -48,7 +49,7 @@ def contenders(quick: bool) -> list[Contender]:
 
 
 def measured(model: str, mbit: float | None, quick: bool) -> dict[str, Any]:
-    """What the ranks measured of one model on one network."""
+    """Return the measurements of the ranks for one model on one network."""
     width, ids, layers = MODELS[model]
     cap = 2_000 if quick else 40_000
     shape = Shape(sizes=[min(rows, cap) for rows in CRITEO_ROWS], width=width, batch=BATCH, ids=ids)
@@ -58,36 +59,36 @@ def measured(model: str, mbit: float | None, quick: bool) -> dict[str, Any]:
         "steps": 2 if slow else 3, "contenders": [asdict(each) for each in contenders(quick)],
     }  # fmt: skip
     with Hosts(HOSTS, mbit) as hosts:
-        found: dict[str, Any] = told_by_ranks(
+        result: dict[str, Any] = told_by_ranks(
             "towers_ranks", settings,
             lambda arguments: hosts.torchrun(RANKS_A_HOST, arguments, ENVIRONMENT, _LIMIT_SECONDS),
         )  # fmt: skip
-    return found
+    return result
 
 
 def ratios(rows: list[dict[str, Any]], ratio: float = 4.0) -> dict[str, float]:
-    """Towers of one compression over the flat exchange with the same wire."""
+    """Return the speed of towers at one compression, relative to the flat exchange with the same wire format."""
     step = {row["contender"]: row["step_ms"] for row in rows}
     towers = f"towers {ratio:g}"
-    found = {"fp32": step["flat"] / step[towers], "bags": step.get("flat, bags", 0.0) / step[towers]}
+    speeds = {"fp32": step["flat"] / step[towers], "bags": step.get("flat, bags", 0.0) / step[towers]}
     for wire in ("fp16", "int8"):
         if f"flat, {wire}" in step:
-            found[wire] = step[f"flat, {wire}"] / step[f"{towers}, {wire}"]
-    return found
+            speeds[wire] = step[f"flat, {wire}"] / step[f"{towers}, {wire}"]
+    return speeds
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Both models on three networks."""
+    """Measure all models on three networks; with `quick`, at 1 Gbit/s only."""
     networks = {"100 Mbit/s": 100.0, "1 Gbit/s": 1000.0, "unshaped": None}
     rows, metrics, parameters = [], {}, {}
     for model in MODELS:
         for name, mbit in ({"1 Gbit/s": 1000.0} if quick or model == "single ids" else networks).items():
-            found = measured(model, mbit, quick)
-            rows += [{"model": model, "network": name, **row} for row in found["rows"]]
-            parameters[model] = found["parameters"]
-            flat = found["rows"][0]
+            result = measured(model, mbit, quick)
+            rows += [{"model": model, "network": name, **row} for row in result["rows"]]
+            parameters[model] = result["parameters"]
+            flat = result["rows"][0]
             key = f"{model.replace('-', '_').replace(' ', '_')}_{name.split('/')[0].replace(' ', '').lower()}"
-            metrics |= {f"ratio_{key}_{wire}": value for wire, value in ratios(found["rows"]).items()}
+            metrics |= {f"ratio_{key}_{wire}": value for wire, value in ratios(result["rows"]).items()}
             metrics[f"flat_exchange_share_{key}"] = (flat["exchange_ms"] + flat["inside_ms"]) / flat["step_ms"]
     if not quick:
         metrics["ratio_1gbit"] = metrics["ratio_exchange_bound_1gbit_fp32"]

@@ -1,8 +1,8 @@
-"""One rank of the benchmark `towers`, started by torchrun on emulated hosts: the gate, then all contenders in turns.
+"""One rank of the benchmark `towers`, started by torchrun on emulated hosts: run the gate, then all contenders.
 
-A contender makes whole training steps: ids ahead on a thread, as `stratarec train` does, rows, network, gradients,
-updates. A turn of a contender is a stretch of steps; the first is not timed, nor are the last ones, whose ids the
-timed ones exchange.
+A contender makes whole training steps as `stratarec train` does: a thread exchanges ids ahead, then rows, the network,
+gradients and updates follow. Contenders alternate, and each trains several steps at a time. The first step is not
+timed. Neither are the last ones, whose ids are exchanged during the timed steps.
 """
 
 from __future__ import annotations
@@ -40,42 +40,41 @@ class Contender:
     wire: str = "fp32"
     compression: float = 1.0
     deduplicate: bool = True
-    """Of the flat exchange: distinct rows travel where they are fewer bytes, as the plan of a run chooses."""
+    """Whether the flat exchange sends distinct rows where they need fewer bytes, as the plan of a run chooses."""
 
 
 def plan(features: int) -> tuple[tuple[str, ...], ...]:
-    """Two towers of neighbouring features."""
+    """Return two towers, each with one half of the features in their order."""
     names = [f"f{place}" for place in range(features)]
     return tuple(names[: features // 2]), tuple(names[features // 2 :])
 
 
 def loads_of(shape: Shape, ranks: int) -> list[TableLoad]:
-    """What a batch of all ranks asks of each table, counted in one batch."""
-    (ids, offsets), samples, found = shape.bags(0), shape.batch * ranks, []
+    """Return the load of each table by a batch of all ranks, counted in one batch."""
+    (ids, offsets), samples, loads = shape.bags(0), shape.batch * ranks, []
     for place, rows in enumerate(shape.sizes):
         asked = ids[offsets[place * shape.batch] : offsets[(place + 1) * shape.batch]]
-        found.append(TableLoad(
+        loads.append(TableLoad(
             name=f"f{place}", width=shape.width, bytes=rows * 4 * (shape.width + 1), lookups=len(asked) * ranks,
             bags=samples, distinct=float(len(asked.unique())),
         ))  # fmt: skip
-    return found
+    return loads
 
 
 class TimedReduction:
-    """The reduction of a run, and how long it took."""
+    """Reduction of a run that measures its time."""
 
     def __init__(self, inner: Any) -> None:
         self._inner, self.seconds = inner, 0.0
 
     def reduce(self, weights: Sequence[nn.Parameter]) -> None:
-        """See `Reduction.reduce`."""
         began = time.perf_counter()
         self._inner.reduce(weights)
         self.seconds += time.perf_counter() - began
 
 
 class Bench:
-    """A contender with its tables and network."""
+    """A contender, its tables and its network."""
 
     def __init__(self, contender: Contender, mesh: Any, shape: Shape, model: dict[str, Any], dense_wire: str) -> None:
         from stratarec.data.schema import DenseFeature, Schema, SparseFeature
@@ -127,7 +126,7 @@ class Bench:
         train = TrainConfig(batch_size=shape.batch * mesh.ranks)
         self.stages = RankStages(
             self.mesh, self.model, build_optimizer(train.dense, self.model.network), train, None,
-            exchange=self.model if by_towers else None, reduction=self.reduction,
+            reduction=self.reduction,
         )  # fmt: skip
         self._batches = [self._batch(shape, 1000 * self.mesh.place + number) for number in range(4)]
         self.step = 0
@@ -151,17 +150,17 @@ class Bench:
             yield batch, self.stages.request(batch)
 
     def stretch(self, steps: int) -> dict[str, float]:
-        """Seconds of a step in all, of this rank's processor and by part, bytes on this host's wire, the last loss."""
-        items, found = islice(self._items(), _WARM + steps + _AHEAD), {}
+        """Return means of a step (seconds, processor seconds, parts, bytes on the wire) and the last loss."""
+        items, means = islice(self._items(), _WARM + steps + _AHEAD), {}
         with self.stages.prepare(items, depth=_AHEAD, barrier=lambda _: False) as ahead:
             for number, (item, prepared) in enumerate(ahead):
                 if number in (_WARM, _WARM + steps):
                     self.mesh.files.agree(None)
                     now = self._now()
-                    found = now if number == _WARM else {name: (now[name] - found[name]) / steps for name in now}
+                    means = now if number == _WARM else {name: (now[name] - means[name]) / steps for name in now}
                 loss, _ = self.stages.train(self.step, *item, prepared)
                 self.step += 1
-        return {**found, "loss": loss}
+        return {**means, "loss": loss}
 
     def _now(self) -> dict[str, float]:
         mesh, reduced = self.mesh, self.reduction.seconds
@@ -170,19 +169,19 @@ class Bench:
             "step": time.perf_counter(),
             "processor": time.process_time(),
             "dense": reduced,
-            "rows": mesh.rows.wait_seconds,  # with most of what `dense` is
+            "rows": mesh.rows.wait_seconds,  # includes most of `dense`
             "inside": inside,
             "between": between,
             "wire_bytes": float(wire_bytes()),
         }
 
     def close(self) -> None:
-        """Give back tables."""
+        """Release the tables."""
         self.model.embeddings.close()
 
 
 def gate(mesh: Any, shape: Shape, model: dict[str, Any]) -> None:
-    """Refuse figures where the exchange by towers is not the function that the flat one is."""
+    """Raise `TrainingError` if SPTT without modules has other losses than the flat exchange."""
     from stratarec.errors import TrainingError
 
     small = replace(shape, sizes=[min(rows, 1000) for rows in shape.sizes], batch=64)
@@ -195,10 +194,10 @@ def gate(mesh: Any, shape: Shape, model: dict[str, Any]) -> None:
         raise TrainingError(f"losses of the flat exchange and of SPTT without modules differ: {losses}")
 
 
-def figures(found: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """A line for each contender: medians over rounds."""
+def figures(measurements: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
+    """Return a row for each contender, with medians over rounds."""
     rows = []
-    for name, rounds in found.items():
+    for name, rounds in measurements.items():
         middle = {part: median(each[part] for each in rounds) for part in rounds[0]}
         steps = sorted(each["step"] for each in rounds)
         exchange = middle["rows"] - min(middle["dense"], middle["rows"]) + middle["inside"] + middle["between"]
@@ -218,43 +217,50 @@ def figures(found: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
 
 
 def merged(mesh: Any, mine: dict[str, float]) -> dict[str, float]:
-    """Of all ranks: bytes of all hosts, of which the first rank of each speaks, the time of all processors, the slowest
-    step, and median parts."""
+    """Merge the measurements of all ranks.
+
+    Bytes are added over hosts (the first rank of each host reports them) and processor seconds over ranks. The slowest
+    step and the medians of its parts are returned.
+    """
     names = list(mine)
-    speaks = int(os.environ["LOCAL_RANK"]) == 0
-    given = [mine[name] if speaks or name != "wire_bytes" else 0.0 for name in names]
+    reports = int(os.environ["LOCAL_RANK"]) == 0
+    given = [mine[name] if reports or name != "wire_bytes" else 0.0 for name in names]
     columns = dict(zip(names, zip(*mesh.files.gather_floats(given), strict=True), strict=True))
     how: dict[str, Any] = {"wire_bytes": sum, "processor": sum, "step": max}
     return {name: how.get(name, median)(values) for name, values in columns.items()}
 
 
 def measured(mesh: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """All contenders of a model, in turns."""
+    """Measure all contenders of a model, alternately."""
     shape, model = Shape(**settings["shape"]), settings["model"]
     gate(mesh, shape, model)
     contenders = [Contender(**each) for each in settings["contenders"]]
     benches = [Bench(each, mesh, shape, model, settings["dense_wire"]) for each in contenders]
-    found: dict[str, list[dict[str, float]]] = {each.name: [] for each in contenders}
+    measurements: dict[str, list[dict[str, float]]] = {each.name: [] for each in contenders}
     for round_ in range(settings["rounds"]):
         for bench in benches if round_ % 2 else benches[::-1]:
             mine = bench.stretch(settings["steps"])
-            found[bench.contender.name].append(merged(mesh, mine))
+            measurements[bench.contender.name].append(merged(mesh, mine))
     parameters = {b.contender.name: sum(w.numel() for w in b.model.network.parameters()) for b in benches}
     for bench in benches:
         bench.close()
-    return {"rows": figures(found), "parameters": parameters, "contenders": [asdict(each) for each in contenders]}
+    return {
+        "rows": figures(measurements),
+        "parameters": parameters,
+        "contenders": [asdict(each) for each in contenders],
+    }
 
 
 def main(measure: Callable[[Any, dict[str, Any]], Any], towers: int = 0) -> int:
-    """A rank: what `measure` finds on the mesh goes to ``out`` of the settings."""
+    """Run `measure` as one rank. The first rank writes the result to the file ``out`` of the settings."""
     settings = json.loads(sys.argv[1])
     from stratarec.distributed.config import DistributedConfig
     from stratarec.distributed.mesh import joined
 
     with joined(DistributedConfig(timeout=120.0), towers=towers) as mesh:
-        found = measure(mesh, settings)
+        result = measure(mesh, settings)
         if mesh.is_first:
-            Path(settings["out"]).write_text(json.dumps(found))
+            Path(settings["out"]).write_text(json.dumps(result))
     return 0
 
 

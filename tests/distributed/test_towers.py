@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed import sharding as placement
 from stratarec.distributed.config import DistributedConfig
+from stratarec.distributed.measure import emulated_mesh
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import ShardedCollection
 from stratarec.distributed.sharding import Place, Sharding
@@ -29,9 +32,11 @@ from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig, HistoryConfig, TowersConfig, build_model
 from stratarec.models.base import build_tables
 from stratarec.recipe import Recipe
+from stratarec.training import forecast
 from stratarec.training.build import sharding_plan
 from stratarec.training.distributed import GradientReducer
-from stratarec.training.forecast import exchanges_by_towers
+from stratarec.training.resolve import with_exchange
+from stratarec.training.run.run_directory import write_recipe
 from stratarec.training.trainer import Trainer
 
 
@@ -134,10 +139,33 @@ def test_auto_chooses_the_exchange_with_the_shorter_predicted_step(ranks: Ranks,
         (8.0, "1Mbit", "flat", False),
     ):  # fmt: skip
         made = recipe(home, tmp_path, compression, distributed={"exchange": exchange, "network": network})
-        assert exchanges_by_towers(made, Dataset.open(made.data.path), 2, 4) == want, (compression, network, exchange)
-        assert ranks.run(4, is_by_towers, made, local=2, towers=2) == [want] * 4
-    made = recipe(home, tmp_path, 1.0)
-    assert exchanges_by_towers(made, Dataset.open(made.data.path), 2, 4)  # as it says
+        assert ranks.run(4, is_by_towers, made, local=2, towers=2) == [want] * 4, (compression, network, exchange)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "compression", "network", "want"),
+    [
+        ((1.0, 2.0), 1.0, "100Gbit", "flat"), ((2.0, 1.0), 1.0, "100Gbit", "sptt"),
+        ((9.0, inf), 1.0, "100Gbit", "flat"), ((1.0, inf), 8.0, "1Mbit", "sptt"),
+    ],
+)  # fmt: skip
+def test_auto_compares_what_the_ranks_compute_and_a_run_keeps_its_choice(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, float], compression: float,
+    network: str, want: str,
+) -> None:  # fmt: skip
+    """If one exchange cannot be measured, only the bytes and collectives of both are compared."""
+    measured = dict(zip(("flat", "sptt"), seconds, strict=True))
+    monkeypatch.setattr(forecast, "rank_seconds", lambda option, *_: measured[option.distributed.exchange])
+    made = recipe(home, tmp_path, compression, distributed={"exchange": "auto", "network": network})
+    mesh, dataset = emulated_mesh(0, 2, 2, by_towers=True), Dataset.open(made.data.path)
+    assert with_exchange(made, dataset, mesh).distributed.exchange == want
+    assert with_exchange(made, dataset, replace(mesh, between=None)) == made
+    other = {"flat": "sptt", "sptt": "flat"}[want]
+    write_recipe(tmp_path, made.with_fields({"distributed.exchange": other}))
+    assert with_exchange(made, dataset, mesh).distributed.exchange == other
+    # Another rate, model or batch is predicted again.
+    for field, value in (("distributed.network", f"1{network}"), ("model.top_mlp", [8]), ("train.batch_size", 60)):
+        assert with_exchange(made.with_fields({field: value}), dataset, mesh).distributed.exchange == want
 
 
 def test_what_cannot_be_an_exchange_by_towers_is_refused() -> None:

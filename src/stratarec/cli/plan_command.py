@@ -308,7 +308,7 @@ def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     from stratarec.planning.placement import make_hot_plan
     from stratarec.reporting.plan_page import print_plan
     from stratarec.training.build import measured_memory, sharding_plan
-    from stratarec.training.forecast import bare_network, exchanges_by_towers, forecast_step
+    from stratarec.training.forecast import bare_network, forecast_step, resolve_exchange
     from stratarec.training.gpu_memory import check_rows_device
     from stratarec.training.torch_setup import device_of
 
@@ -332,7 +332,8 @@ def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
         # Here one process on the CPU is predicted; `--hosts` predicts several ranks, and `--device` a GPU.
         is_local = ranks == 1 and config.device == "cpu"
         content["predicted"]["forecast"] = forecast_step(recipe, dataset, plan).to_dict() if is_local else None
-        by_towers = ranks > 1 and exchanges_by_towers(recipe, dataset, hosts, ranks)
+        chosen = resolve_exchange(recipe, dataset, hosts, ranks) if ranks > 1 else recipe
+        by_towers = ranks > 1 and chosen.distributed.by_towers(recipe.towers, hosts)
         sharding = sharding_plan(recipe, dataset, tables, plan, ranks, by_towers=by_towers)
     if args.json:
         print_json({**content, **({"sharding": sharding.to_dict()} if ranks > 1 else {})})

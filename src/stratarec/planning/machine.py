@@ -377,7 +377,7 @@ def measure_tiers(
     """
     store = _Cache(cache or cache_file(), again)
     threads = use_torch_threads()
-    dram = DramTier(**store.get(f"dram|{threads}", _measure_dram), bytes=_physical_bytes())
+    dram = DramTier(**store.get(f"dram|{threads}", _measure_dram), bytes=physical_bytes())
     engine = store.get(f"engine|{threads}", lambda: measure_engine(Tiers(dram=dram)))
     block = mapped = None
     if memory.block is not None:
@@ -444,7 +444,8 @@ def _free_bytes(path: str) -> int:
     return state.f_bavail * state.f_frsize
 
 
-def _physical_bytes() -> int:
+def physical_bytes() -> int:
+    """Return the bytes of this machine's DRAM."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

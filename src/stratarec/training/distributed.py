@@ -20,9 +20,10 @@ from stratarec.batch.batch import Batch
 from stratarec.distributed.collectives import average, reduce_gradients
 from stratarec.distributed.config import DenseWireKind
 from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.distributed.wire import WIRES
 from stratarec.embedding import Handle
-from stratarec.models.base import Network
+from stratarec.models.base import CTRModel, Network
 from stratarec.models.layers import statistics
 from stratarec.models.request import Request
 from stratarec.models.towers import TowerNetwork
@@ -85,8 +86,9 @@ class WaitTimer:
 class RankStages(Stages):
     """Stages of a step on one rank of a mesh. Loss and gradients include the samples of all ranks."""
 
-    def __init__(self, mesh: Mesh, *stages: Any, **others: Any) -> None:
-        super().__init__(*stages, **others)
+    def __init__(self, mesh: Mesh, model: CTRModel, *stages: Any, reduction: GradientReducer) -> None:
+        exchange = model if isinstance(model, DisaggregatedModel) else None
+        super().__init__(model, *stages, exchange=exchange, reduction=reduction)
         self.mesh, self.waits = mesh, WaitTimer(mesh)
         self._statistics = statistics(self.model.network)
 

@@ -17,13 +17,13 @@ rates of this machine (`measure_machine`). For that, the network is trained for 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, cycle, islice
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,7 +36,6 @@ from stratarec.distributed.config import WireKind
 from stratarec.distributed.measure import Collective, emulated_mesh
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import rows_sent
-from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.errors import ConfigError
 from stratarec.hot.config import HotConfig
 from stratarec.kernels.runtime.accelerator import open_device
@@ -59,6 +58,7 @@ from stratarec.planning.machine import (
     card_rates,
     cold_seconds,
     measure_tiers,
+    physical_bytes,
 )
 from stratarec.planning.placement import make_hot_plan
 from stratarec.planning.plan import Plan
@@ -68,6 +68,7 @@ from stratarec.training.build import new_model, sharding_plan, table_loads
 from stratarec.training.distributed import GradientReducer, RankStages
 from stratarec.training.gpu_memory import rows_memory
 from stratarec.training.steps.step import loader_config
+from stratarec.training.steps.thread_tuner import share_of
 from stratarec.training.torch_setup import build_optimizer, measured_rates, torch_settings
 
 PREDICTED_WIRES: tuple[WireKind, ...] = ("fp32", "bf16", "int8")
@@ -75,10 +76,6 @@ RATIOS = (2.0, 4.0, 8.0, 16.0)
 ASSUMED = Collective(alpha=5e-5, alpha_peer=5e-6)
 """Latency of TCP between processes, assumed if there are no ranks with which to measure it."""
 _ROUNDS, _SECONDS = 5, 1.0
-_KINDS: tuple[Literal["flat", "sptt"], ...] = ("flat", "sptt")
-# What a rank computes more with the flat exchange: per byte of its bags, to group distinct rows, and per parameter of
-# other hosts' towers. In the cells of the benchmark `simulator` it is 0.3 to 3 ns per byte in all.
-_FLAT_BYTE_SECONDS, _PARAMETER_SECONDS = 1e-9, 2e-8
 MEASURED_SHARE = 0.5
 """Share of this machine's memory that the tables of a rank may take while a step is measured for a prediction."""
 
@@ -141,9 +138,7 @@ def measure_machine(recipe: Recipe, dataset: Dataset, cluster: Cluster | None = 
     return Machine(tiers=measure_tiers(recipe.memory), network=network, cluster=cluster or Cluster())
 
 
-def network_seconds(
-    recipe: Recipe, dataset: Dataset, batch: int, *, batches: Iterator[object] | None = None
-) -> float:  # fmt: skip
+def network_seconds(recipe: Recipe, dataset: Dataset, batch: int, *, batches: Iterator[object] | None = None) -> float:
     """Return the seconds of a step of the network, forward and backward, without the embedding layer.
 
     With `batches`, each step also waits for the next of these batches, and updates the weights.
@@ -222,13 +217,9 @@ def device_rates(name: str) -> DeviceRates:
     try:
         if name == "cpu":
             raise ConfigError("--device is cpu, but predictions are compared with the CPU: name a device such as cuda")
-        device = open_device(name, "--device")
+        return measured_rates(open_device(name, "--device"))
     except ConfigError as error:
         raise ConfigError(f"{error}; or name {cards}") from None
-    try:
-        return measured_rates(device)
-    except ConfigError as error:
-        raise ConfigError(f"{error}, or name {cards}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,13 +335,14 @@ def rank_stages(recipe: Recipe, dataset: Dataset, mesh: Mesh) -> RankStages:
     return RankStages(
         mesh, model, build_optimizer(config.dense, model.network), config,
         Loader(dataset, "train", loader_config(config, None), share),
-        exchange=model if isinstance(model, DisaggregatedModel) else None,
         reduction=GradientReducer(mesh, model.network, recipe.distributed.dense_wire),
     )  # fmt: skip
 
 
-def rank_seconds(recipe: Recipe, dataset: Dataset, cluster: Cluster) -> float:
-    """Return the seconds that the slowest rank of a cluster computes in a step, without waiting for others.
+def rank_seconds(recipe: Recipe, dataset: Dataset, cluster: Cluster, rank: int | None = None) -> float:
+    """Return the seconds that a rank of a cluster computes in a step, without waiting for others.
+
+    By default it is the slowest rank, measured on a machine that no other rank uses.
 
     The rank trains its share of real batches with its part of the tables here, alone; `EchoChannel` takes the place of
     its peers.
@@ -360,18 +352,17 @@ def rank_seconds(recipe: Recipe, dataset: Dataset, cluster: Cluster) -> float:
     ConfigError
         If the rank's part of the tables does not fit in `MEASURED_SHARE` of this machine's memory.
     """
-    by_towers = exchanges_by_towers(recipe, dataset, cluster.hosts, cluster.all_ranks)
+    by_towers = recipe.distributed.by_towers(recipe.towers, cluster.hosts)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     sharding = sharding_plan(recipe, dataset, tables, None, cluster.all_ranks, by_towers=by_towers)
-    rank, most = sharding.critical, int(measure_tiers(MemoryConfig()).dram.bytes * MEASURED_SHARE)
+    most = int(physical_bytes() * MEASURED_SHARE) // (1 if rank is None else cluster.ranks)
+    rank = sharding.critical if rank is None else rank
     if sharding.bytes[rank] > most:
         raise ConfigError(
             f"--hosts {cluster.hosts}x{cluster.ranks} gives a rank {format_bytes(sharding.bytes[rank])} of tables, and "
             f"this machine measures at most {format_bytes(most)}: name more hosts, or use a machine with more memory"
         )
-    stages = rank_stages(
-        recipe, dataset, emulated_mesh(rank, cluster.hosts, cluster.ranks, by_towers=by_towers)
-    )  # fmt: skip
+    stages = rank_stages(recipe, dataset, emulated_mesh(rank, cluster.hosts, cluster.ranks, by_towers=by_towers))
     with torch.random.fork_rng(devices=[]), closing(stages.model.embeddings):
         batches = list(islice(stages.read(0, 0), _ROUNDS))
         items = ((batch, stages.request(batch)) for batch in cycle(batches))
@@ -399,7 +390,7 @@ def predict_step(recipe: Recipe, dataset: Dataset, cluster: Cluster, seconds: fl
     config, towers = recipe.distributed, recipe.model.towers
     work = step_work(recipe, dataset, towers, cluster.all_ranks)
     work = replace(work, gradient_bytes=2 if config.dense_wire == "bf16" else 4)
-    by_towers = exchanges_by_towers(recipe, dataset, cluster.hosts, cluster.all_ranks)
+    by_towers = recipe.distributed.by_towers(recipe.towers, cluster.hosts)
     if not by_towers:  # every rank has all towers
         work = replace(work, parameters=work.parameters + work.tower_parameters, tower_parameters=0)
     compression = towers.compression if towers is not None and by_towers else 1.0
@@ -410,26 +401,46 @@ def predict_step(recipe: Recipe, dataset: Dataset, cluster: Cluster, seconds: fl
     return Prediction(exchange=exchange, towers=cluster.hosts if compression > 1 else 0, step=step)
 
 
-def exchanges_by_towers(recipe: Recipe, dataset: Dataset, hosts: int, ranks: int) -> bool:
-    """Return whether `ranks` ranks on `hosts` hosts exchange rows by towers, as ``distributed.exchange`` says.
+def choose_exchange(recipe: Recipe, dataset: Dataset, cluster: Cluster, measure: Callable[[Recipe], float]) -> Recipe:
+    """Return the recipe with ``flat`` or ``sptt`` in place of ``auto``: the exchange with the shorter predicted step.
 
-    ``auto`` chooses the exchange whose predicted step is shorter. The prediction does not depend on measurements, so a
-    resumed run uses the same exchange.
+    Parameters
+    ----------
+    measure : callable
+        Returns the seconds that the slowest rank computes with a recipe, from `rank_seconds`, or infinity if they are
+        not known. If they are not known for both exchanges, both are assumed to compute equally long.
     """
-    config = recipe.distributed
-    possible = config.by_towers(recipe.towers, hosts)
-    if not possible or config.exchange != "auto":
-        return possible
+    options = [recipe.with_fields({"distributed.exchange": kind}) for kind in ("flat", "sptt")]
+    seconds = [measure(option) for option in options]
+    known = [0.0, 0.0] if inf in seconds else seconds
+    flat, sptt = (predict_step(option, dataset, cluster, each) for option, each in zip(options, known, strict=True))
+    return options[sptt.step.total < flat.step.total]
+
+
+def resolve_exchange(recipe: Recipe, dataset: Dataset, hosts: int, ranks: int, mesh: Mesh | None = None) -> Recipe:
+    """Return the recipe with `choose_exchange` applied, if ``distributed.exchange`` is ``auto`` and may be ``sptt``.
+
+    Each rank of `mesh` measures its own part of the tables; without `mesh`, this process measures the part of the
+    slowest rank. This takes some seconds. Latencies are assumed: in the 40 cells of the benchmark `simulator` they
+    changed no choice.
+    """
+    config, mesh = recipe.distributed, mesh or Mesh.alone()
+    if not config.by_towers(recipe.towers, hosts) or config.exchange != "auto":
+        return recipe
     between = parse_rate(config.network, "distributed.network")
-    cluster = Cluster(
-        hosts=hosts, ranks=ranks // hosts, inside=ASSUMED, between=ASSUMED, between_bytes_per_second=between
-    )  # fmt: skip
-    work = step_work(recipe, dataset, recipe.model.towers, ranks)
-    more = work.batch * work.features * work.width * 4 * _FLAT_BYTE_SECONDS
-    more += work.tower_parameters * (1 - 1 / hosts) * _PARAMETER_SECONDS
-    by_flat, by_towers = (replace(recipe, distributed=replace(config, exchange=kind)) for kind in _KINDS)
-    flat = predict_step(by_flat, dataset, cluster, more).step.total
-    return predict_step(by_towers, dataset, cluster, 0.0).step.total < flat
+    make_cluster = partial(cluster_of, hosts, ranks // hosts, between=between, latency=ASSUMED)
+    # Only one rank measures its memory, so all ranks predict the same.
+    cluster = make_cluster(inside=mesh.first(lambda: make_cluster(inside=None).inside_bytes_per_second))
+    threads = share_of(recipe.train.threads, torch.get_num_threads(), mesh.ranks // mesh.hosts)
+
+    def measure(option: Recipe) -> float:
+        seconds = inf
+        with suppress(ConfigError), dataset.locked(), torch_settings(threads=threads):
+            if recipe.train.device == "cpu":
+                seconds = rank_seconds(option, dataset, cluster, mesh.rank if mesh.ranks > 1 else None)
+        return max(slowest for (slowest,) in mesh.files.gather_floats([seconds]))
+
+    return choose_exchange(recipe, dataset, cluster, measure)
 
 
 def predict_exchanges(recipe: Recipe, dataset: Dataset, cluster: Cluster) -> list[Prediction]:
@@ -447,20 +458,16 @@ def predict_exchanges(recipe: Recipe, dataset: Dataset, cluster: Cluster) -> lis
             f"train.batch_size is {recipe.train.batch_size}, expected at least one sample for each of "
             f"{cluster.all_ranks} ranks"
         )
-    ways: list[tuple[Literal["flat", "sptt"], TowersConfig | None]] = [
-        ("flat", None), *(("sptt", towers) for towers in _host_towers(dataset, cluster.hosts))
-    ]  # fmt: skip
     predictions = []
-    for kind, towers in ways:
-        config = replace(recipe.distributed, exchange=kind)
+    for towers in (None, *_host_towers(dataset, cluster.hosts)):
+        config = replace(recipe.distributed, exchange="flat" if towers is None else "sptt")
         changed = replace(recipe, model=replace(recipe.model, towers=towers), distributed=config)
+        # A tower may have too few columns for its compression.
         with suppress(*([ConfigError] if towers is not None and not towers.plain else [])):
-            # A tower may have too few columns for this compression.
             seconds = rank_seconds(changed, dataset, cluster)
-            predictions += [
-                predict_step(replace(changed, distributed=replace(config, wire=wire)), dataset, cluster, seconds)
-                for wire in PREDICTED_WIRES
-            ]
+            for wire in PREDICTED_WIRES:
+                option = replace(changed, distributed=replace(config, wire=wire))
+                predictions.append(predict_step(option, dataset, cluster, seconds))
     return predictions
 
 
@@ -528,10 +535,10 @@ def cluster_of(hosts: int, ranks: int, *, between: float, inside: float | None, 
         `inside` is computed from the bandwidth of DRAM: the ranks of a host exchange through shared memory, where all
         bytes are written, copied and read.
     """
-    dram = measure_tiers(MemoryConfig()).dram
+    inside = inside or measure_tiers(MemoryConfig()).dram.sequential_bytes_per_second / (4 * ranks)
     return Cluster(
-        hosts=hosts, ranks=ranks, inside=latency, between=latency, between_bytes_per_second=between,
-        inside_bytes_per_second=inside or dram.sequential_bytes_per_second / (4 * ranks),
+        hosts=hosts, ranks=ranks, inside=latency, between=latency, inside_bytes_per_second=inside,
+        between_bytes_per_second=between,
     )  # fmt: skip
 
 
@@ -549,8 +556,5 @@ def count_hosts(
     # With more hosts, the batch of each host is smaller and repeats fewer rows, so one row per feature is sent.
     work = replace(step_work(recipe, dataset), flat_rows=0.0)
     everything = replace(recipe.memory, hbm=None)
-    alone = replace(everything, block=None, mapped=None)
-    return [
-        fewest_hosts(specs, memory, machine, work, rate=rate)
-        for memory in ([alone] if alone == everything else [alone, everything])
-    ]
+    memories = dict.fromkeys((replace(everything, block=None, mapped=None), everything))
+    return [fewest_hosts(specs, memory, machine, work, rate=rate) for memory in memories]

@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import SlateKey
 from stratarec.data.loading.loader import batches
 from stratarec.distributed.mesh import Mesh
-from stratarec.errors import CheckpointError, ConfigError
+from stratarec.errors import CheckpointError, ConfigError, StrataError
 from stratarec.models.metrics import METRICS
 from stratarec.models.registry import score_of
 from stratarec.models.zoo.config import EnsembleConfig
@@ -43,7 +44,7 @@ from stratarec.recipe import Recipe, leaves
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.reporting.curve_writers import check_installed
 from stratarec.training import checkpoint
-from stratarec.training.forecast import exchanges_by_towers
+from stratarec.training.forecast import resolve_exchange
 from stratarec.training.run.run_directory import read_recipe
 from stratarec.training.steps.state import TrainingState
 from stratarec.training.torch_setup import bf16_slowness
@@ -200,14 +201,9 @@ def exchange_remark(recipe: Recipe, mesh: Mesh) -> str:
         return ""
     if mesh.between is not None:
         return f"the exchange is by towers: each of {towers} hosts has the tables of one tower"
-    if mesh.hosts != towers:
-        return (
-            f"the exchange is flat: by towers it needs one host for each of {towers} towers, but there are {mesh.hosts}"
-        )
-    if recipe.distributed.exchange == "flat":
-        return "the exchange is flat, as distributed.exchange says"
-    network = recipe.distributed.network
-    return f"the exchange is flat: by towers, steps are predicted to be longer at distributed.network={network}"
+    rate, hosts = recipe.distributed.network, f"needs one host for each of {towers} towers, but there are {mesh.hosts}"
+    reason = hosts if mesh.hosts != towers else f"is not asked for, or predicted to be slower at network={rate}"
+    return f"the exchange is flat: by towers it {reason}"
 
 
 def load_training_state(run: Path, path: Path, recipe: Recipe, total_steps: int) -> TrainingState:
@@ -419,7 +415,8 @@ def resolve(
     recipe = in_numbers(recipe.with_fields(values), dataset)
     mesh.check_same({"recipe": recipe.to_dict(), "data": dataset.fingerprint})
     not_compared = check_prepared(recipe.data, dataset)
-    if mesh.between is not None and not exchanges_by_towers(recipe, dataset, mesh.hosts, mesh.ranks):
+    recipe = with_exchange(recipe, dataset, mesh)
+    if mesh.between is not None and not recipe.distributed.by_towers(recipe.towers, mesh.hosts):
         mesh = replace(mesh, inside=None, between=None)
     check_validation(recipe.train, dataset)
     check_installed(recipe.train.curves)
@@ -434,6 +431,26 @@ def resolve(
     return ResolvedRun(
         recipe=recipe, mesh=mesh, slate_key=slates.by if slates else None, remarks=tuple(filter(None, lines))
     )  # fmt: skip
+
+
+def with_exchange(recipe: Recipe, dataset: Dataset, mesh: Mesh) -> Recipe:
+    """Return the recipe with ``flat`` or ``sptt`` in place of ``auto``, if the ranks of `mesh` can exchange by towers.
+
+    A run resumes with the exchange in its stored recipe, because the other one has other bits.
+    """
+    if mesh.between is None or recipe.distributed.exchange != "auto":
+        return recipe
+
+    def stored() -> str:
+        with suppress(StrataError):
+            earlier = read_recipe(Path(recipe.run))
+            same = replace(earlier.distributed, exchange="auto") == recipe.distributed
+            if same and (earlier.model, earlier.train.batch_size) == (recipe.model, recipe.train.batch_size):
+                return earlier.distributed.exchange
+        return "auto"
+
+    chosen = recipe.with_fields({"distributed.exchange": mesh.first(stored)})
+    return resolve_exchange(chosen, dataset, mesh.hosts, mesh.ranks, mesh)
 
 
 def run_steps(train: TrainConfig, dataset: Dataset) -> int:

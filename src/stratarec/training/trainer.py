@@ -26,7 +26,6 @@ from torch.optim import Optimizer
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import BatchShare, Loader
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.embedding.compilation import compile_update
 from stratarec.errors import TrainingError
 from stratarec.io.owned_directory import named_directory
@@ -171,10 +170,8 @@ class Trainer:
     @cached_property
     def stages(self) -> Stages:
         parts = (self.model, self.optimizer, self.config, self.loader)
-        if self._reducer is None:
-            return Stages(*parts)
-        exchange = self.model if isinstance(self.model, DisaggregatedModel) else None
-        return RankStages(self.mesh, *parts, exchange=exchange, reduction=self._reducer)
+        reducer = self._reducer
+        return Stages(*parts) if reducer is None else RankStages(self.mesh, *parts, reduction=reducer)
 
     @cached_property
     def pipeline(self) -> Pipeline:
