@@ -28,9 +28,8 @@ class DistributedConfig:
     exchange: ExchangeKind = "auto"
     """``flat``: every rank exchanges rows with every other rank. ``sptt``: the tables of tower t are on host t and
     looked up there, and only tower outputs are sent between hosts; it needs as many hosts as ``model.towers`` has
-    towers. ``auto``: ``sptt`` if the numbers of hosts and towers are equal and its steps are shorter, else ``flat``.
-    Steps are predicted for ``distributed.network`` as by ``plan --hosts``, after each rank has trained some batches
-    alone; a resumed run keeps its exchange. Both train the same model, up to rounding."""
+    towers. ``auto``: ``sptt`` if the numbers of hosts and towers are equal and its steps are shorter, as measured on
+    each rank and predicted for ``distributed.network``, else ``flat``. Both train the same model, up to rounding."""
     network: str = "1Gbit"
     """Bandwidth from a host to the other hosts, such as ``25Gbit``. Only ``exchange: auto`` uses it."""
     sharding: ShardingKind = "auto"
