@@ -115,21 +115,19 @@ def _profile_options(command: argparse.ArgumentParser) -> None:
 
 @subcommand(
     name="profile",
-    text="Measure how often values repeat in batches, what deduplication saves, how often rows are used "
-    "again, which hit rates caches would reach, and which rows are hot.",
+    text="Measure how often values repeat in batches, what deduplication saves, and which rows are hot.",
     example="stratarec profile data/globo --batch-size 4096 --hot 64MiB",
     options=_profile_options,
 )
 def profile(args: argparse.Namespace) -> None:
-    """Measure repeated values, reuse of rows and hot rows, and report them as tables and HTML."""
+    """Measure repeated values and hot rows, and report them as tables and HTML."""
     from stratarec.data.dataset.dataset import Dataset
     from stratarec.data.duplication import profile as measure_duplication
     from stratarec.embedding.optimizers import RowOptimizerConfig
     from stratarec.hot.calibrator import budgets, warn_inherited_ids
-    from stratarec.hot.reuse import measure_reuse
     from stratarec.hot.selection import row_bytes_of
     from stratarec.io.atomic import check_output
-    from stratarec.reporting.profile_page import print_hot, print_profile, print_reuse, write_profile
+    from stratarec.reporting.profile_page import print_hot, print_profile, write_profile
     from stratarec.training.torch_setup import torch_settings
 
     dataset = Dataset.open(args.dataset, verify="used")
@@ -144,14 +142,12 @@ def profile(args: argparse.Namespace) -> None:
         hot = None if args.hot is None else _profile_hot(args, dataset, row_bytes, output.with_suffix(".hot.json"))
         hot_inputs = _classify(args, dataset, hot) if hot is not None and args.classify else []
         duplication = measure_duplication(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
-        reuse = measure_reuse(dataset, args.split, batch_size=args.batch_size, progress=progress_of(args))
         points = budgets(dataset, row_bytes) if hot is None else hot.points
     print_profile(duplication)
-    print_reuse(reuse)
     if hot is not None:
         remark = warn_inherited_ids(dataset)
         print_hot(hot, [*hot_inputs, *([f"note: {remark}"] if remark else [])])
-    write_profile(output, duplication, reuse, points, hot)
+    write_profile(output, duplication, points, hot)
     print_lines(f"report {output}")
 
 

@@ -1,16 +1,13 @@
-"""Show the results of `profile` (duplication, reuse of rows, hot rows) as terminal tables and as an HTML page."""
+"""Show the results of `profile` (duplication, hot rows) as terminal tables and as an HTML page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-
 from stratarec.config.units import format_bytes
 from stratarec.data.duplication import Duplication, Profile
 from stratarec.hot.calibrator import HotProfile, Point, warn_little_skew
-from stratarec.hot.reuse import TableReuse
 from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, ShownTable, new_axes, write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
 
@@ -45,21 +42,17 @@ def print_profile(profile: Profile) -> None:
     console.print(about(profile))
 
 
-def write_profile(
-    path: Path, profile: Profile, reuse: Sequence[TableReuse], points: Sequence[Point], hot: HotProfile | None = None
-) -> None:
-    """Write the HTML report: duplication, reuse of rows, benefit of hot rows by budget, and the chosen hot rows."""
+def write_profile(path: Path, profile: Profile, points: Sequence[Point], hot: HotProfile | None = None) -> None:
+    """Write the HTML report: duplication, benefit of hot rows by budget, and the chosen hot rows."""
     write_html(
         path,
         "profile.html.jinja",
-        title=f"{profile.dataset}: duplication and reuse",
+        title=f"{profile.dataset}: duplication and hot rows",
         lead=about(profile),
         heads=_HEADS,
         legend=LEGEND,
         rows=[(row, _cells(row)) for row in profile.rows],
-        reuse=reuse_table(reuse),
-        reuse_legend=REUSE_LEGEND,
-        charts=[*reuse_charts(reuse), *([hot_curve(points)] if points else [])],
+        charts=[hot_curve(points)] if points else [],
         hot=hot and about_hot(hot),
         tables=[] if hot is None else hot_tables(hot),
     )
@@ -78,59 +71,6 @@ def _cells(row: Duplication) -> tuple[str, ...]:
 _TABLE_HEADS = ("table", "rows", "hot", "hot bytes", "accesses")
 _POINT_HEADS = ("budget", "bytes", "accesses", "inputs", "interval", "by count")
 _INPUTS = "inputs that need only hot rows"
-
-_REUSE_HEADS = (
-    "table", "rows", "used", "top 1 %", "top 10 %", "again", "between", "lru 1 %", "lru 10 %", "rank 10 %",
-)  # fmt: skip
-REUSE_LEGEND = (
-    "used: rows that an epoch looks up; top: share of lookups that go to the most frequent 1 % or 10 % of these; "
-    "again: share of uses (different rows of each batch) that are not a row's first, the most that a cache can find; "
-    "between: other rows used between two uses of a row, median; then what caches of 1 % or 10 % of the rows find, by "
-    "policy"
-)
-# Charts are drawn for the largest tables, except tables that any cache can hold.
-_PICTURES, _LEAST_ROWS = 6, 64
-
-
-def reuse_table(reuse: Sequence[TableReuse]) -> ShownTable:
-    """Return a table with a row on the reuse of rows for each embedding table."""
-    rows = [
-        (
-            table.table, f"{table.rows:,}", f"{'' if table.exact else '~'}{table.used:,.0f}",
-            *(f"{share:.1%}" for share in table.top.values()), f"{table.again:.1%}",
-            f"{table.distance:,.0f}" if table.again else "-", f"{table.rate('lru', 0.01):.1%}",
-            *(f"{table.rate(policy, 0.1):.1%}" for policy in table.hits),
-        )
-        for table in reuse
-    ]  # fmt: skip
-    return ShownTable(heads=_REUSE_HEADS, rows=rows)
-
-
-def print_reuse(reuse: Sequence[TableReuse]) -> None:
-    """Print the reuse of rows; nothing if it was not measured."""
-    if not reuse:
-        return
-    console, shown = make_console(), reuse_table(reuse)
-    console.print()
-    print_table(console, shown.heads, shown.rows, text=("table",))
-    console.print(REUSE_LEGEND)
-
-
-def reuse_charts(reuse: Sequence[TableReuse]) -> list[Chart]:
-    """Draw the hit rate of each cache policy against the size of the cache."""
-    return [_reuse_chart(table) for table in reuse[:_PICTURES] if table.rows >= _LEAST_ROWS]
-
-
-def _reuse_chart(table: TableReuse) -> Chart:
-    figure, axes = new_axes(3.6, 2.3)
-    for policy, color in zip(table.hits, (ACCENT, SECOND), strict=True):
-        axes.plot(table.sizes, 100 * table.hits[policy], label=policy, color=color, linewidth=1.5)
-    axes.set(xscale="log", xlabel="rows of the cache", ylabel="hits, %", ylim=(0, 100))
-    axes.xaxis.set_major_locator(LogLocator(numticks=4))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.grid(color=LINE)
-    return Chart(title=table.table, note=f"{table.rows:,} rows", figure=figure)
 
 
 def print_hot(profile: HotProfile, counted: Sequence[str] = ()) -> None:
