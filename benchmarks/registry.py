@@ -46,7 +46,6 @@ BENCHMARKS = {
     "simulator": "benchmarks.simulator",
     "scorer": "benchmarks.scorer",
     "sizes": "benchmarks.sizes",
-    "slates": "benchmarks.slates",
     "small_logs": "benchmarks.small_logs",
     "tier_alternatives": "benchmarks.tier_alternatives",
     "tiers": "benchmarks.tiers",

@@ -36,7 +36,7 @@ from stratarec.models.registry import score_of
 from stratarec.models.tower_config import TowersConfig
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.recipe.train_section import AverageConfig, DenseOptimizerConfig, LossConfig, TrainConfig
+from stratarec.recipe.train_section import AverageConfig, DenseOptimizerConfig, TrainConfig
 from stratarec.training.evaluate import score_split
 from stratarec.training.forecast import device_rates
 from stratarec.training.run.open_run import open_run
@@ -68,8 +68,6 @@ CASES: dict[str, dict[str, Any]] = {
     "rows in a cache": {"kind": "dlrm", "tiers": True},
     "all rows change": {"kind": "dlrm", "rows": RowOptimizerConfig(kind="adam", rows="all")},
     "classes weigh": {"kind": "dlrm", "train": {"class_weight": {"label": 3.0}}},
-    "slates, softmax": {"kind": "dcnv2", "slates": True, "train": {"loss": LossConfig(kind="softmax", by="session")}},
-    "slates, pairwise": {"kind": "dcnv2", "slates": True, "train": {"loss": LossConfig(kind="pairwise", by="session")}},
     "towers": {"kind": "dlrm", "model": {"towers": TowersConfig(plan=TOWERS, compression=2)}},
 }  # fmt: skip
 
@@ -132,8 +130,7 @@ def stages_of(case: dict[str, Any], device: str, rows_on: str = "cpu") -> Stages
 def batch_of(case: dict[str, Any], step: int) -> Batch:
     """Return the batch of a step."""
     given = batch(seed=step)
-    given = given if case.get("grouped") else given.expanded(("item", "os", "tags", "history"))
-    return given.replace(slates=torch.tensor([5] * 8)) if case.get("slates") else given
+    return given if case.get("grouped") else given.expanded(("item", "os", "tags", "history"))
 
 
 def losses(case: dict[str, Any], device: str, steps: int, rows_on: str = "cpu") -> list[float]:

@@ -42,18 +42,24 @@ MODULE_LINES, FILES, PARAMETERS = 800, 16, 10
 BUDGETS = {
     "__main__": 5,
     "estimator": 441,
+<<<<<<< HEAD
     "cli": 3_994,
     "training": 6_857,
     "recipe": 420,
+=======
+    "cli": 3_993,
+    "training": 6_761,
+    "recipe": 384,
+>>>>>>> e37e7731 (Remove losses of slates: no better than the log loss where they were measured)
     "planning": 2_345,
     "distributed": 1_899,
     "serving": 1_216,
     "reporting": 1_871,
     "models": 2_474,
     "hot": 548,
-    "data": 7_247,
+    "data": 7_182,
     "embedding": 4_504,
-    "batch": 315,
+    "batch": 311,
     "kernels": 6_998,
     "io": 779,
     "config": 288,

@@ -12,17 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from errors import refuses
 from recipes import assert_same_model, interrupt, last, tiny, train
 from stratarec import Scorer
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
-from stratarec.errors import ConfigError, Interrupted
+from stratarec.errors import Interrupted
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.recipe.train_section import LossConfig, TrainConfig
 from stratarec.training.export.export import export
 from stratarec.training.predict import predict
 from stratarec.training.run.open_run import open_run
@@ -139,8 +137,3 @@ def test_a_resumed_run_has_its_weights_and_other_data_leave_them(tmp_path: Path)
     assert other.positives["train"] > 2 * dataset.positives["train"]
     with open_run(whole.run) as mine, open_run(whole.run, other.path) as theirs:
         assert mine.model.network.correction == theirs.model.network.correction != (0.0,)
-
-
-def test_losses_of_slates_take_no_weights_of_classes() -> None:
-    with refuses(ConfigError, "train.class_weight train.loss.kind softmax"):
-        TrainConfig(class_weight="balanced", loss=LossConfig(kind="softmax", by="session"))

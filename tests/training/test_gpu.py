@@ -72,7 +72,7 @@ def test_losses_are_those_of_the_cpu_and_of_a_second_run(name: str, rows: str, g
     )
     assert one == other
     # Two steps show forward and backward; later ones amplify rounding: probably where a gradient is zero but for
-    # rounding, such as that of a bias under a loss of slates, an adaptive optimizer makes whole steps of it.
+    # rounding, an adaptive optimizer makes whole steps of it.
     assert one[:2] == pytest.approx(expected[:2], abs=1e-5)
     assert sum(abs(left - right) for left, right in zip(expected, one, strict=True)) / len(one) < 5e-3
 

@@ -30,8 +30,6 @@ class Batch:
         ``[B]`` int64, a number for the user of each sample (or the session if there are no users), for grouped AUC.
     weight : Tensor or None
         ``[B]`` float32, the weight of each sample; None if all weights are equal.
-    slates : Tensor or None
-        ``[S]`` int64, the number of samples of each slate, if slates are kept together; the sum is B.
     """
 
     label: Tensor
@@ -40,7 +38,6 @@ class Batch:
     groups: tuple[InverseJagged, ...] = ()
     user: Tensor | None = None
     weight: Tensor | None = None
-    slates: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -55,7 +52,6 @@ class Batch:
             groups=tuple(group.to(device) for group in self.groups),
             user=to_device(self.user, device),
             weight=to_device(self.weight, device),
-            slates=to_device(self.slates, device),
         )
 
     def expanded(self, keys: Sequence[str] | None = None) -> Batch:
@@ -74,7 +70,6 @@ class Batch:
         """Concatenate batches with the same features and groups; equal values of different parts are not merged."""
         users = [part.user for part in parts if part.user is not None]
         weights = [part.weight for part in parts if part.weight is not None]
-        slates = [part.slates for part in parts if part.slates is not None]
         groups = zip(*(part.groups for part in parts), strict=True)
         return cls(
             label=torch.cat([part.label for part in parts]),
@@ -83,7 +78,6 @@ class Batch:
             groups=tuple(InverseJagged.concatenate(group) for group in groups),
             user=torch.cat(users) if users else None,
             weight=torch.cat(weights) if weights else None,
-            slates=torch.cat(slates) if slates else None,
         )
 
     def replace(self, **changes: object) -> Batch:

@@ -100,28 +100,6 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossConfig:
-    """Loss that training minimizes. ``softmax`` and ``pairwise`` only learn the order of samples within a slate, so
-    their scores become probabilities only with `train.calibration`."""
-
-    kind: Literal["log_loss", "softmax", "pairwise"] = "log_loss"
-    """``log_loss`` is the cross-entropy of each sample. ``softmax`` is the cross-entropy of each click among the
-    samples of its slate, such as the list that was shown. ``pairwise`` is the log loss of each pair of a click and a
-    sample of the same slate without a click. Slates with no click or only clicks are ignored."""
-    by: str = ""
-    """Samples with the same value of this key form a slate: ``session``, ``user``, or the name of one of these
-    columns."""
-
-    def __post_init__(self) -> None:
-        if self.kind == "log_loss" and self.by:
-            raise ConfigError(f"train.loss.by is {self.by}, but train.loss.kind log_loss has no slates: leave it out")
-        if self.kind != "log_loss" and not self.by:
-            raise ConfigError(
-                f"train.loss.kind is {self.kind}, which needs slates: set train.loss.by, such as by: session"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Settings of training: steps, optimizers, device, checkpoints, evaluation and loss."""
 
@@ -184,8 +162,6 @@ class TrainConfig:
     """Unit of shuffling. ``sample`` shuffles single samples and ``session`` whole sessions. ``run`` keeps adjacent
     samples of a session together if they share the values of deduplication groups and histories. ``auto`` is ``run``
     if the data set has deduplication groups, else ``sample``."""
-    loss: LossConfig = field(default_factory=LossConfig)
-    """Loss that training minimizes."""
     loss_weights: Mapping[str, float] = field(default_factory=dict)
     """Label -> factor on its loss, for models with several labels; 1 by default."""
     class_weight: Literal["balanced"] | Mapping[str, float] = field(default_factory=dict)
@@ -216,8 +192,6 @@ class TrainConfig:
                 f"train.portions is {self.portions}, expected at most train.batch_size, which is {self.batch_size}: "
                 "every batch has samples of each"
             )
-        if self.loss.by:
-            self._check_slates()
         check_seed(self.seed, "train.seed")
         for label, factor in self.loss_weights.items():
             if factor < 0:
@@ -227,10 +201,6 @@ class TrainConfig:
                 raise ConfigError(
                     f"train.class_weight.{label} is {factor}, expected more than 0 and at most {_MOST_CLASS_WEIGHT:g}"
                 )
-        if self.class_weight and self.loss.kind != "log_loss":
-            raise ConfigError(
-                f"train.class_weight needs the log loss, but train.loss.kind is {self.loss.kind}: leave one of them out"
-            )
         if self.run:
             check_directory(self.run, "train.run")
         if self.trace and not self.traced_steps:
@@ -238,15 +208,6 @@ class TrainConfig:
                 f"train.trace is {self.trace!r}, expected a first and a last step, at most {_MOST_TRACED} in all, such "
                 "as 100-120"
             )
-
-    def _check_slates(self) -> None:
-        """Refuse settings that would split a slate between batches or ranks."""
-        for name, fits in (("portions", self.portions == 1), ("shuffle", self.shuffle in ("auto", "session"))):
-            if not fits:
-                raise ConfigError(
-                    f"train.{name} is {getattr(self, name)}, but train.loss.kind {self.loss.kind} keeps slates whole: "
-                    f"leave train.{name} out"
-                )
 
     def steps(self, epoch_steps: int) -> int:
         """Return the number of steps of a run that does not stop early; an epoch has `epoch_steps` steps."""
@@ -301,12 +262,7 @@ class TrainConfig:
         return tuple(float(self.class_weight.get(label, 1.0)) for label in labels)
 
     def check_labels(self, labels: Sequence[str]) -> None:
-        """Raise `ConfigError` if a setting names a label that does not exist, or the loss does not support `labels`."""
-        if self.loss.by and len(labels) > 1:
-            raise ConfigError(
-                f"train.loss.kind is {self.loss.kind}, which supports one label; got {', '.join(labels)}. Set it to "
-                "log_loss"
-            )
+        """Raise `ConfigError` if a setting names a label that does not exist."""
         self.loss_factors(labels)
         named = () if isinstance(self.class_weight, str) else self.class_weight
         other = next((name for name in named if name not in labels), None)

@@ -64,7 +64,7 @@ def write_report(
     splits, metric = _splits(position, result), recipe["train"]["early_stopping"]["metric"]
     shown_metrics = dict.fromkeys((metric, "log_loss", "auc"))
     drawings = (
-        _loss(position, recipe["train"]["loss"]["kind"]),
+        _loss(position),
         *(_validation(position, name, step_of(result["checkpoint"])) for name in shown_metrics),
         *reliability_charts(splits),
         _throughput(position),
@@ -256,11 +256,11 @@ def _throughput(position: Mapping[str, Any]) -> Chart | None:
     return chart
 
 
-def _loss(position: Mapping[str, Any], kind: str) -> Chart | None:
+def _loss(position: Mapping[str, Any]) -> Chart | None:
     if len(position["losses"]) < 2:
         return None
     steps, losses = np.array(position["losses"], dtype=np.float64).T
-    return _curve("Training loss", f"{kind.replace('_', ' ')}, smoothed", steps, losses, ACCENT)
+    return _curve("Training loss", "smoothed", steps, losses, ACCENT)
 
 
 def _validation(position: Mapping[str, Any], metric: str, tested: int) -> Chart | None:

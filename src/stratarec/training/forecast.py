@@ -170,7 +170,7 @@ def forecast_step(recipe: Recipe, dataset: Dataset, plan: Plan) -> StepTime:
 
     To time the network, at least six steps are run, for at least one second.
     """
-    loader, threads = Loader(dataset, "train", loader_config(recipe.train, None)), recipe.train.threads
+    loader, threads = Loader(dataset, "train", loader_config(recipe.train)), recipe.train.threads
     samples = min(recipe.train.batch_size, loader.samples)
     with torch_settings(threads=threads), closing(_endless(loader)) as batches:
         network = NetworkRates(fixed_seconds=network_seconds(recipe, dataset, samples, batches=batches))
@@ -334,7 +334,7 @@ def rank_stages(recipe: Recipe, dataset: Dataset, mesh: Mesh) -> RankStages:
     share = BatchShare(rank=mesh.place, ranks=mesh.ranks)
     return RankStages(
         mesh, model, build_optimizer(config.dense, model.network), config,
-        Loader(dataset, "train", loader_config(config, None), share),
+        Loader(dataset, "train", loader_config(config), share),
         reduction=GradientReducer(mesh, model.network, recipe.distributed.dense_wire),
     )  # fmt: skip
 

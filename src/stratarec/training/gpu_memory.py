@@ -100,7 +100,7 @@ def step_bytes(recipe: Recipe, dataset: Dataset) -> int:
     # Tables have one row each, because only the network and the shapes of a batch matter here.
     rows = dict.fromkeys(dataset.table_rows(), 1)
     model = build_model(recipe.model, schema, rows)
-    config = replace(loader_config(train, None), batch_size=min(train.batch_size, _COUNTED_SAMPLES), parallel_readers=1)
+    config = replace(loader_config(train), batch_size=min(train.batch_size, _COUNTED_SAMPLES), parallel_readers=1)
     batch = next(Loader(dataset, "train", config).batches(0, 0))
     weights = {weight.untyped_storage().data_ptr() for weight in model.network.parameters()}
     kept: dict[int, int] = {}

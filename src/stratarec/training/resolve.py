@@ -28,11 +28,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.row_group import SlateKey
 from stratarec.data.loading.loader import batches
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import CheckpointError, ConfigError, StrataError
@@ -81,68 +78,6 @@ def check_average(config: TrainConfig, mesh: Mesh) -> None:
             f"train.average.decay is {config.average.decay}, but a host only has the weights of its tower: set it to "
             "0, or distributed.exchange to flat"
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slates:
-    """Key by which the training samples form slates, and a description of the slates for the user."""
-
-    by: SlateKey
-    description: str
-
-
-def find_slates(recipe: Recipe, dataset: Dataset, ranks: int) -> Slates | None:
-    """Return the slates that the recipe's loss needs; None if it is a loss of single samples.
-
-    Raises
-    ------
-    ConfigError
-        If the data set does not have such slates, or a slate could be divided between batches.
-    """
-    loss, schema = recipe.train.loss, dataset.schema
-    if not loss.by:
-        return None
-    keys: dict[str, SlateKey] = {"user": "user", schema.user: "user", "session": "session", schema.session: "session"}
-    by, where = keys.get(loss.by), f"train.loss.by is {loss.by}"
-    if by is None or not getattr(schema, by):
-        raise ConfigError(
-            f"{where}, but samples are only kept together by schema.session and schema.user: name the column of "
-            "slates in schema.session and prepare again"
-        )
-    if by == "user" and schema.shard_key != schema.user:
-        raise ConfigError(
-            f"{where}, but without histories samples are kept together by schema.session, {schema.session}: use that, "
-            "or leave out schema.session and prepare again"
-        )
-    if ranks > 1 or recipe.hot.separate_batches:
-        cut = "ranks share batches: train in one process" if ranks > 1 else "hot.batches mixes samples: set it to none"
-        raise ConfigError(f"train.loss.kind is {loss.kind}, which needs whole slates in a batch, but {cut}")
-    return Slates(by=by, description=_counted(recipe.train, dataset, by))
-
-
-def _counted(train: TrainConfig, dataset: Dataset, by: SlateKey) -> str:
-    """Return a text that says how many slates there are, and how many of them have no loss."""
-    slates = silent = single = largest = 0
-    for label, starts in dataset.slates("train", by):
-        sizes, clicks = np.diff(starts, append=len(label)), np.add.reduceat(label.astype(np.int64), starts)
-        slates, largest = slates + len(sizes), max(largest, int(sizes.max()))
-        single += int((sizes == 1).sum())
-        silent += int(((sizes > 1) & ((clicks == 0) | (clicks == sizes))).sum())
-    if largest > train.batch_size:
-        raise ConfigError(
-            f"train.batch_size is {train.batch_size}, but a slate (train.loss.by {train.loss.by}) has {largest} "
-            "samples: increase train.batch_size, or define slates by another column"
-        )
-    if silent + single == slates:
-        raise ConfigError(
-            f"train.loss.by is {train.loss.by}, but no slate of {slates:,} has both a click and a sample without a "
-            "click: define slates by another column"
-        )
-    level = "" if train.calibration != "none" else "; scores have no level: set train.calibration to get probabilities"
-    return (
-        f"train.loss {train.loss.kind}: {slates:,} slates; {silent:,} without a click or with clicks only, and "
-        f"{single:,} with one sample, have no loss{level}"
-    )
 
 
 def _check_calibration(config: TrainConfig, dataset: Dataset) -> None:
@@ -357,9 +292,6 @@ def choose_defaults(
         batch_size=recipe.train.batch_size if "train.batch_size" in named else 0,
         columns=len(dataset.schema.dense) + len(dataset.schema.sparse),
     )  # fmt: skip
-    if recipe.train.loss.by and 0 < valid.positives < valid.known:
-        # A loss of slates trains only the order of scores. Their level means nothing until they are calibrated.
-        values["train.early_stopping.metric"] = "grouped_auc"
     if recipe.towers:  # no rank has all weights to average
         values.pop("train.average.decay", None)
     fixed = {} if earlier is None else leaves(earlier.to_dict())
@@ -383,8 +315,6 @@ class ResolvedRun:
     """The recipe that is trained and written into the run."""
     mesh: Mesh
     """The mesh of the run. It has parts for towers if rows are exchanged by towers."""
-    slate_key: SlateKey | None
-    """Key of the slates that must not be divided between batches; None for a loss of single samples."""
     remarks: tuple[str, ...]
     """Lines that are shown to the user when training begins."""
 
@@ -423,14 +353,8 @@ def resolve(
     check_average(recipe.train, mesh)
     if mesh.ranks > 1 and isinstance(recipe.model, EnsembleConfig) and recipe.model.trees:
         raise ConfigError(f"model.trees is {recipe.model.trees}, and {mesh.ranks} ranks train the model: set it to 0")
-    slates = find_slates(recipe, dataset, mesh.ranks)
-    lines = (
-        describe_defaults(values, dataset), not_compared, slates.description if slates else "",
-        exchange_remark(recipe, mesh),
-    )  # fmt: skip
-    return ResolvedRun(
-        recipe=recipe, mesh=mesh, slate_key=slates.by if slates else None, remarks=tuple(filter(None, lines))
-    )  # fmt: skip
+    lines = (describe_defaults(values, dataset), not_compared, exchange_remark(recipe, mesh))
+    return ResolvedRun(recipe=recipe, mesh=mesh, remarks=tuple(filter(None, lines)))
 
 
 def with_exchange(recipe: Recipe, dataset: Dataset, mesh: Mesh) -> Recipe:

@@ -150,7 +150,7 @@ class Trainer:
 
     @cached_property
     def loader(self) -> Loader:
-        config = loader_config(self.config, self._resolved.slate_key)
+        config = loader_config(self.config)
         if self.mesh.ranks > 1 or not self.recipe.hot.separate_batches:
             share = BatchShare(rank=self.mesh.place, ranks=self.mesh.ranks)
             return Loader(self.dataset, "train", config, share)

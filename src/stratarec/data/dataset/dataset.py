@@ -41,7 +41,7 @@ from stratarec.data.dataset.manifest import (
     StoredFile,
     VocabularyInfo,
 )
-from stratarec.data.dataset.row_group import RowGroup, SlateKey
+from stratarec.data.dataset.row_group import RowGroup
 from stratarec.data.dataset.row_group_reader import RowGroupReader, ShardLayout
 from stratarec.data.splits import SPLITS
 from stratarec.data.user_history import read_events
@@ -309,10 +309,6 @@ class Dataset:
     def session_keys(self, split: str) -> Iterator[NDArray[np.int64]]:
         """Yield, for each row group, a number per sample that identifies its session. The schema must have sessions."""
         return self._by_row_group(split, RowGroupReader.sessions)
-
-    def slates(self, split: str, by: SlateKey) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-        """Yield, for each row group, the first label of each sample and the slate starts."""
-        return self._by_row_group(split, lambda reader, shard, group: reader.slates(shard, group, by))
 
     def _by_row_group(self, split: str, read: Callable[[RowGroupReader, int, int], Item]) -> Iterator[Item]:
         with self.reader(split) as reader:

@@ -24,12 +24,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.data.column_names import ROW, SESSION, SESSION_KEYS, SESSIONS, USER, events, pointer
+from stratarec.data.column_names import ROW, SESSION_KEYS, SESSIONS, events, pointer
 
 FILE_BITS = 40
 """Number of low bits of a row number that hold the row in the file; the higher bits hold the index of the file."""
-SlateKey: TypeAlias = Literal["session", "user"]
-"""Key that defines slates: all samples of a slate have the same session, or the same user."""
 Unit: TypeAlias = Literal["auto", "session", "run", "sample"]
 """Unit of samples that `data.loading` permutes."""
 # Maximum number of lists that `slices` builds at a time.
@@ -62,24 +60,6 @@ class RowGroup:
             start, length = (self.tables[name][part].to_numpy()[rows] for part in ("start", "length"))
             columns[name] = slices(start, length, self.tables[events(name)]["id"].to_numpy())
         return {**columns, **(sample_keys(self.tables[SESSIONS]) if SESSIONS in self.tables else {})}
-
-
-def slate_starts(row_group: RowGroup, by: SlateKey) -> NDArray[np.int64]:
-    """Return the index of the first sample of each session, or of each user. Samples of a slate are adjacent."""
-    if SESSIONS in row_group.tables:
-        sessions = row_group.tables[SESSIONS]
-        sizes = sessions["samples"].to_numpy()
-        starts: NDArray[np.int64] = sizes.cumsum(dtype=np.int64) - sizes
-        return starts if by == "session" else starts[_changes(sessions["user"])]
-    samples = row_group.samples
-    changes = _changes(samples[USER])
-    return np.flatnonzero(changes if by == "user" else changes | _changes(samples[SESSION]))
-
-
-def _changes(column: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Whether each value differs from the one before it."""
-    values = column.to_numpy()
-    return np.concatenate([[True], values[1:] != values[:-1]])[: len(values)]
 
 
 def sample_keys(sessions: pa.Table) -> dict[str, pa.Array]:

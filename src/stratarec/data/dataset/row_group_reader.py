@@ -17,13 +17,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stratarec.data.column_names import (
-    LABEL,
     ROW,
     SESSION,
     SESSION_KEYS,
     SESSIONS,
     TIME,
-    USER,
     WEIGHT,
     events,
     from_stored,
@@ -33,7 +31,7 @@ from stratarec.data.column_names import (
     weights_of,
 )
 from stratarec.data.dataset.manifest import ADVICE, DatasetManifest, Shard
-from stratarec.data.dataset.row_group import RowGroup, SlateKey, row_numbers, slate_starts, split_rows
+from stratarec.data.dataset.row_group import RowGroup, row_numbers, split_rows
 from stratarec.data.schema import UNKNOWN
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import reporting_damage
@@ -322,17 +320,6 @@ class RowGroupReader:
         names = [stored_name(SESSIONS, name) for name in ("session", "samples")]
         sessions = _split_row(self._table(shard, group, tables=True, names=names))[SESSIONS]
         return np.repeat(sessions["session"].to_numpy(), sessions["samples"].to_numpy())
-
-    def slates(self, shard: int, group: int, by: SlateKey) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Read only the first labels and slate starts of a row group's samples."""
-        if self._shards[shard].tables is None:
-            keys = [USER] if by == "user" else [USER, SESSION]
-            row_group = RowGroup(samples=self._table(shard, group, names=[LABEL, *keys]), tables={})
-        else:
-            names = [stored_name(SESSIONS, name) for name in ("samples", "user")]
-            row = self._table(shard, group, tables=True, names=names)
-            row_group = RowGroup(samples=self._table(shard, group, names=[LABEL]), tables=_split_row(row))
-        return row_group.samples[LABEL].to_numpy(), slate_starts(row_group, by)
 
     def _table(self, shard: int, group: int, *, tables: bool = False, names: list[str] | None = None) -> pa.Table:
         part = self._shards[shard].tables if tables else self._shards[shard]

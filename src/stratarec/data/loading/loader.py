@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from stratarec.batch.batch import Batch
 from stratarec.config.validate import check_ranges, check_seed
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.row_group import SlateKey, Unit
+from stratarec.data.dataset.row_group import Unit
 from stratarec.data.dataset.row_group_reader import RowGroupReader
 from stratarec.data.loading.shuffle_buffer import ShuffleBuffer, assemble, empty
 from stratarec.errors import ConfigError, DatasetError
@@ -101,8 +101,6 @@ def parts(
 ) -> Iterator[Rows]:
     """Yield groups of `size` rows from shuffle buffers, beginning with group `start`; the last group may be smaller.
 
-    A slate that would continue after the last row of a group is moved to the next group.
-
     Parameters
     ----------
     buffers : sequence of sequence of RowGroupSlice
@@ -121,9 +119,9 @@ def parts(
         buffer = (ahead or thread.submit(read, number)).result()
         ahead = thread.submit(read, number + 1) if number + 1 < len(buffers) else None
         begin = int(ends[number]) - len(buffer.order)
-        done = buffer.cut(max(position - begin, 0))
+        done = max(position - begin, 0)
         for bound in range(max(start, begin // size) * size + size, int(ends[number]) + 1, size):
-            last = buffer.cut(bound - begin)
+            last = bound - begin
             yield [*pending, *([(buffer, buffer.order[done:last])] if last > done else [])]
             pending, done = [], last
         if done < len(buffer.order):
@@ -172,9 +170,6 @@ class LoaderConfig:
     """Unit that is permuted within a shuffle buffer: ``sample``, ``session`` or ``run``. A run is adjacent samples of a
     session with equal values in every deduplication group and history, so the values of a batch stay deduplicated.
     ``auto`` is ``run`` if the data set has groups, else ``sample``."""
-    slate: SlateKey | None = None
-    """Keep all samples of a session, or of a user, in one batch. These slates are then the units that are permuted, and
-    a batch ends before a slate that would exceed its size. A slate must not be larger than a batch."""
     expand: bool = False
     """Whether to expand deduplication groups, so that every feature has a bag for each sample."""
     shuffle_row_groups: int = 8
@@ -231,11 +226,6 @@ class Loader:
                 f"{dataset.path} has no sessions to shuffle by {config.unit}; shuffle by sample, or name "
                 "schema.session and prepare again with groups"
             )
-        if config.slate and (config.parallel_readers > 1 or not getattr(dataset.schema, config.slate)):
-            raise ConfigError(
-                f"loader.slate is {config.slate}: it requires parallel_readers 1, and schema.{config.slate} in "
-                f"{dataset.path}"
-            )
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -252,7 +242,7 @@ class Loader:
         """Iterate like `epoch`, but assemble each batch when it is requested; only shuffle buffers are read ahead."""
         count_parts, row_groups = self.config.parallel_readers, self.row_groups(epoch)
         with (
-            self.dataset.reader(self.split, unused=self.config.slate == "session") as files,
+            self.dataset.reader(self.split, unused=False) as files,
             ThreadPoolExecutor(1, thread_name_prefix="stratarec-shuffle") as thread,
         ):
             streams = {
@@ -293,7 +283,7 @@ class Loader:
         self, files: RowGroupReader, pieces: Sequence[RowGroupSlice], draws: np.random.Generator | None
     ) -> ShuffleBuffer:
         row_groups = [files.read(piece.shard, piece.row_group) for piece in pieces]
-        buffer = ShuffleBuffer.of(row_groups, self.dataset, draws, self.config.unit, self.config.slate)
+        buffer = ShuffleBuffer.of(row_groups, self.dataset, draws, self.config.unit)
         return buffer.only(
             [(piece.first, piece.last) for piece in pieces], [group.samples.num_rows for group in row_groups]
         )

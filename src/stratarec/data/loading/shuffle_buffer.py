@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import LEAST_RUN, InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.data.column_names import SESSIONS, USER, WEIGHT, events, label_names, pointer, weights_of
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.row_group import RowGroup, SlateKey, Unit, flat, slate_starts
+from stratarec.data.dataset.row_group import RowGroup, Unit, flat
 from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.kernels.collate import (
     Lists,
@@ -117,19 +116,12 @@ class ShuffleBuffer:
     tables: dict[str, GroupValues]
     """Groups, then histories: tables of one list column, whose rows may overlap."""
     order: NDArray[np.int32]
-    slates: NDArray[np.int32] | None = None
-    """``[N]`` slate number of each sample; None if slates may be divided between batches."""
 
     @classmethod
     def of(
-        cls,
-        row_groups: Sequence[RowGroup],
-        dataset: Dataset,
-        draws: np.random.Generator | None,
-        unit: Unit,
-        slate: SlateKey | None = None,
+        cls, row_groups: Sequence[RowGroup], dataset: Dataset, draws: np.random.Generator | None, unit: Unit
     ) -> ShuffleBuffer:
-        """Concatenate row groups, and permute their units (slates if `slate` is set) unless `draws` is None."""
+        """Concatenate row groups, and permute their units unless `draws` is None."""
         parts, columns = [row_group.samples for row_group in row_groups], _tables(row_groups, dataset)
         users = SESSIONS in row_groups[0].tables or USER in parts[0].column_names
         marks = [*label_names(len(dataset.schema.label_columns)), *([WEIGHT] if dataset.schema.weight else [])]
@@ -145,28 +137,9 @@ class ShuffleBuffer:
             for column, (name, packed) in enumerate(columns.items(), 2 * users + len(marks))
         }
         size = len(samples.ids)
-        if slate:
-            starts = _slate_starts(row_groups, slate)
-            order = np.arange(size, dtype=np.int32)
-            if draws is not None:
-                order = order_runs(starts, draws.permutation(len(starts)), size)
-            slates = np.repeat(np.arange(len(starts), dtype=np.int32), np.diff(starts, append=size))
-            return cls(samples=samples, users=users, tables=tables, order=order, slates=slates)
         sessions = _starts(_session_sizes(row_groups)) if SESSIONS in row_groups[0].tables else None
         runs = [table.runs for table in tables.values() if table.columns.sparse]
         return cls(samples=samples, users=users, tables=tables, order=_order(size, sessions, runs, draws, unit))
-
-    @cached_property
-    def _begins(self) -> NDArray[np.int64]:
-        """Positions in the permuted order at which slates begin."""
-        assert self.slates is not None
-        return np.flatnonzero(np.diff(self.slates[self.order], prepend=-1, append=-1))
-
-    def cut(self, place: int) -> int:
-        """Round the position `place` down to the beginning of its slate; without slates, return it unchanged."""
-        if self.slates is None:
-            return place
-        return int(self._begins[np.searchsorted(self._begins, place, side="right") - 1])
 
     def only(self, ranges: Sequence[tuple[int, int]], sizes: Sequence[int]) -> ShuffleBuffer:
         """Return a buffer with a range of samples of each row group. `ranges` has (first, end), `sizes` the samples."""
@@ -193,12 +166,6 @@ def _tables(row_groups: Sequence[RowGroup], dataset: Dataset) -> dict[str, Packe
         for name, keys in dataset.groups.items()
     }
     return {**groups, **{name: _histories(name, row_groups) for name in dataset.windows}}
-
-
-def _slate_starts(row_groups: Sequence[RowGroup], slate: SlateKey) -> NDArray[np.int64]:
-    shift = np.cumsum([0, *(row_group.samples.num_rows for row_group in row_groups)])
-    parts = zip(row_groups, shift, strict=False)
-    return np.concatenate([slate_starts(row_group, slate) + first for row_group, first in parts])
 
 
 def _set_users(words: NDArray[np.int32], row_groups: Sequence[RowGroup]) -> None:
@@ -338,13 +305,7 @@ def _cut(buffer: ShuffleBuffer, rows: NDArray[np.int32], dataset: Dataset) -> Ba
         groups=(*groups, *(_history(name, buffer.tables[name], tables[name]) for name in dataset.windows)),
         user=torch.from_numpy(words[:front].view(np.int64)) if buffer.users else None,
         weight=torch.from_numpy(columns[labels].view(np.float32)) if weighted else None,
-        slates=None if buffer.slates is None else torch.from_numpy(_run_lengths(buffer.slates[rows])),
     )
-
-
-def _run_lengths(numbers: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return the lengths of runs of equal numbers."""
-    return np.diff(np.flatnonzero(np.diff(numbers, prepend=-1)), append=len(numbers))
 
 
 def _label(columns: NDArray[np.int32]) -> Tensor:

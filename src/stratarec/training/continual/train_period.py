@@ -22,7 +22,7 @@ from stratarec.training import checkpoint
 from stratarec.training.build import identity, new_plan, temporary_model
 from stratarec.training.checkpoint import WEIGHTS
 from stratarec.training.raw_logs import of_file, typed_schema
-from stratarec.training.resolve import find_slates, run_steps
+from stratarec.training.resolve import run_steps
 from stratarec.training.steps.state import TrainingState
 from stratarec.training.steps.step import Pipeline, Stages, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner, share_of
@@ -83,8 +83,7 @@ def train_period(
         with ExitStack() as stack:
             model = stack.enter_context(temporary_model(recipe, dataset, plan, device=device))
             optimizer = build_optimizer(train.dense, model.network)
-            slates = find_slates(recipe, dataset, 1)
-            loader = Loader(dataset, "train", loader_config(train, slates.by if slates else None))
+            loader = Loader(dataset, "train", loader_config(train))
             fitting = partial(largest_fitting_batch, model, dataset, loader.config, train.precision)
             stack.enter_context(device_errors(device, train.batch_size, fitting))
             stages = Stages(model, optimizer, train, loader)

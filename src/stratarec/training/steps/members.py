@@ -273,11 +273,11 @@ def describe(model: CTRModel, members: BestMembers | None) -> str:
 def best_members(model: CTRModel, config: TrainConfig, ranks: int) -> BestMembers | None:
     """Return a `BestMembers` for a model, or None if the model is no ensemble or its members cannot be separated.
 
-    They cannot be separated if they share layers (which pool sequences or project rows), if several ranks or a memory
-    other than DRAM store their rows, or if the loss is one of slates, which does not determine the level of scores.
+    They cannot be separated if they share layers (which pool sequences or project rows), or if several ranks or a
+    memory other than DRAM store their rows.
     """
     network, engine = model.network, model.embeddings.engine
     apart = all(name.startswith("score.") for name, _ in network.named_parameters())
-    if isinstance(network.score, EnsembleScore) and apart and ranks == 1 and engine.resident and not config.loss.by:
+    if isinstance(network.score, EnsembleScore) and apart and ranks == 1 and engine.resident:
         return BestMembers(model)
     return None

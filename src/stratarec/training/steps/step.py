@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.data.dataset.row_group import SlateKey
 from stratarec.data.loading.loader import Loader, LoaderConfig, run_ahead
 from stratarec.embedding import Handle, Prefetcher
 from stratarec.embedding.engine import Engine
@@ -115,7 +114,7 @@ class Stages:
         self._exchange, self._reduction = exchange or SingleProcess(), reduction or SingleProcess()
         labels = model.network.labels
         self.seconds = model.embeddings.engine.seconds
-        self.objective = Objective(config.loss_factors(labels), config.loss.kind, config.class_weights(labels))
+        self.objective = Objective(config.loss_factors(labels), config.class_weights(labels))
         self.average = WeightAverage(model.network, config.average)
         self._dropouts = dropouts(model.network)
         self._rate_factor, self._transfers = 1.0, model.embeddings.engine.transfers
@@ -335,17 +334,14 @@ class Pipeline:
         return self.stages.prepare(self.items(epoch, first), depth=self.depth, barrier=barrier)
 
 
-def loader_config(config: TrainConfig, slate: SlateKey | None) -> LoaderConfig:
-    """Return the loader options for training. If `slate` is given, a slate with that key is never divided between
-    batches.
-    """
+def loader_config(config: TrainConfig) -> LoaderConfig:
+    """Return the loader options for training."""
     return LoaderConfig(
         batch_size=config.batch_size,
         seed=config.seed,
         shuffle_row_groups=config.shuffle_row_groups,
         parallel_readers=config.portions,
         unit=config.shuffle,
-        slate=slate,
         expand=not config.deduplicate,
     )
 
