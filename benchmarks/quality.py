@@ -61,10 +61,6 @@ PUBLISHED = {
         auc=0.98307, log_loss=0.15398, decay=0.1, model={"kind": "wide_deep", "dropout": 0.6, **DEEP}
     ),
     "deepfm": Published(auc=0.98395, log_loss=0.14946, decay=0.05, model={"kind": "deepfm", "dropout": 0.2, **DEEP}),
-    "xdeepfm": Published(
-        auc=0.98414, log_loss=0.14613, decay=0.1,
-        model={"kind": "xdeepfm", "cin_layers": [64], "dropout": 0.2, **DEEP},
-    ),
     "dcnv2": Published(
         auc=0.98382, log_loss=0.15204, decay=0.05,
         model={"kind": "dcnv2", "structure": "parallel", "cross_layers": 4, "dropout": 0.4, **DEEP},
@@ -73,20 +69,6 @@ PUBLISHED = {
         auc=0.98400, log_loss=0.14444, decay=0.1,
         model={
             "kind": "dlrm", "interaction": "cat", "top_mlp": [400, 400, 400], "dropout": 0.4, "batch_norm": True,
-        },
-    ),
-    "autoint": Published(
-        auc=0.98481, log_loss=0.14901, decay=0.1,
-        model={
-            "kind": "autoint", "attention_layers": 5, "attention_dim": 128, "attention_heads": 4, "scaled": True,
-            "layer_norm": True, "dropout": 0.1, **DEEP,
-        },
-    ),
-    "masknet": Published(
-        auc=0.98368, log_loss=0.16958, decay=0.1,
-        model={
-            "kind": "masknet", "structure": "parallel", "blocks": 3, "block_width": 50, "reduction": 2.0,
-            "field_norm": False, "deep_mlp": [400, 400, 400], "dropout": 0.1,
         },
     ),
     "finalmlp": Published(

@@ -47,9 +47,7 @@ from stratarec.training.torch_setup import build_optimizer, record, torch_settin
 from stratarec.training.trainer import Trainer
 
 ACCELERATOR = "stratarec.kernels.runtime.accelerator."
-KINDS = (
-    "dlrm", "dcnv2", "lr", "fm", "wide_deep", "deepfm", "xdeepfm", "autoint", "masknet", "finalmlp", "din", "ensemble",
-)  # fmt: skip
+KINDS = ("dlrm", "dcnv2", "lr", "fm", "wide_deep", "deepfm", "finalmlp", "din", "ensemble")
 TOWERS = (("item", "history"), ("os", "tags"))
 CASES: dict[str, dict[str, Any]] = {
     **{kind: {"kind": kind} for kind in KINDS},
@@ -72,7 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-_LEAST = {"embedding_dim": 8, "dropout": 0.1, "cross_layers": 1, "attention_layers": 1, "low_rank": 4, "blocks": 1}
+_LEAST = {"embedding_dim": 8, "dropout": 0.1, "cross_layers": 1, "low_rank": 4}
 
 
 def small(config: Any) -> Any:

@@ -55,7 +55,7 @@ BUDGETS = {
     "distributed": 1_899,
     "serving": 1_216,
     "reporting": 1_871,
-    "models": 2_474,
+    "models": 2_295,
     "hot": 548,
     "data": 7_182,
     "embedding": 4_504,

@@ -8,7 +8,7 @@ import torch
 
 from stratarec.models.device_graph import NetworkGraph, _can_be_captured
 
-CAPTURED = {"dlrm", "dcnv2", "deepfm", "xdeepfm", "autoint"}
+CAPTURED = {"dlrm", "dcnv2", "deepfm"}
 
 
 @pytest.mark.parametrize("name", [*device_jobs.KINDS, "towers", "dropout and normalization"])

@@ -20,17 +20,7 @@ from torch.nn import functional
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.models import HistoryConfig, ModelConfig, build_model, build_network
 from stratarec.models.request import Runs
-from stratarec.models.zoo.config import (
-    AutoIntConfig,
-    DeepFMConfig,
-    DINConfig,
-    FinalMLPConfig,
-    FMConfig,
-    LRConfig,
-    MaskNetConfig,
-    WideDeepConfig,
-    XDeepFMConfig,
-)
+from stratarec.models.zoo.config import DeepFMConfig, DINConfig, FinalMLPConfig, FMConfig, LRConfig, WideDeepConfig
 
 D = 4
 NARROW = D - 1  # of models with a first-order weight behind each vector: kernels are compiled for rows of four
@@ -39,11 +29,6 @@ CONFIGS: dict[str, ModelConfig] = {
     "fm": FMConfig(embedding_dim=NARROW),
     "wide_deep": WideDeepConfig(embedding_dim=NARROW, deep_mlp=(6, 5)),
     "deepfm": DeepFMConfig(embedding_dim=NARROW, deep_mlp=(6, 5)),
-    "xdeepfm": XDeepFMConfig(embedding_dim=NARROW, cin_layers=(3, 2), deep_mlp=(6,)),
-    "autoint": AutoIntConfig(embedding_dim=D, attention_layers=2, attention_dim=6, attention_heads=2, deep_mlp=()),
-    "autoint+": AutoIntConfig(embedding_dim=D, attention_dim=6, scaled=True, layer_norm=True, deep_mlp=(6, 5)),
-    "masknet": MaskNetConfig(embedding_dim=D, blocks=2, block_width=6, deep_mlp=(5,)),
-    "masknet serial": MaskNetConfig(embedding_dim=D, structure="serial", blocks=2, block_width=6, field_norm=False),
     "finalmlp": FinalMLPConfig(embedding_dim=D, first_mlp=(8, 4), second_mlp=(6,), fusion_heads=2),
     "finalmlp gated": FinalMLPConfig(
         embedding_dim=D, first_mlp=(8, 4), second_mlp=(6,), gate_features=(("place",), ("item", "tags")), gate_mlp=(3,)
@@ -62,11 +47,6 @@ def mlp(layers: Any, x: Tensor) -> Tensor:
     for layer in layers:
         x = (layer.weight @ x + layer.bias).relu() if isinstance(layer, nn.Linear) else x
     return x
-
-
-def norm(layer: Any, x: Tensor) -> Tensor:
-    spread = ((x - x.mean()) ** 2).mean()
-    return (x - x.mean()) / (spread + 1e-5).sqrt() * layer.weight + layer.bias
 
 
 def pairs(vectors: list[Tensor]) -> Tensor:
@@ -88,51 +68,6 @@ def wide_deep(score: Any, config: Any, rows: Tensor) -> Tensor:
 
 def deepfm(score: Any, config: Any, rows: Tensor) -> Tensor:
     return wide_deep(score, config, rows) + pairs(list(rows[:, :-1]))
-
-
-def xdeepfm(score: Any, config: Any, rows: Tensor) -> Tensor:
-    start = list(rows[:, :-1])
-    maps, sums = start, []
-    for layer in score.cin.layers:
-        products = [one * other for one in maps for other in start]
-        maps = [sum(w * x for w, x in zip(weights, products, strict=True)) for weights in layer.weight]
-        sums += [each.sum() for each in maps]
-    last = torch.cat([torch.stack(sums), mlp(score.deep, torch.cat(start))])
-    return score.out.bias + rows[:, -1].sum() + score.out.linear.weight @ last
-
-
-def autoint(score: Any, config: Any, rows: Tensor) -> Tensor:
-    fields, size = rows, config.attention_dim // config.attention_heads
-    for layer in score.attention:
-        q, k, v = (fields @ part.weight.t() for part in layer.project)
-        heads = []
-        for head in range(config.attention_heads):
-            part = slice(head * size, (head + 1) * size)
-            products = q[:, part] @ k[:, part].t() / (size**0.5 if config.scaled else 1)
-            shares = products.exp() / products.exp().sum(1, keepdim=True)
-            heads.append(shares @ v[:, part])
-        joined = torch.cat(heads, dim=1) + fields @ layer.residual.weight.t()
-        joined = torch.stack([norm(layer.norm, row) for row in joined]) if config.layer_norm else joined
-        fields = joined.relu()
-    deep = [mlp(score.deep, rows.flatten())] if config.deep_mlp else []
-    return score.out.weight @ torch.cat([fields.flatten(), *deep]) + score.out.bias
-
-
-def masknet(score: Any, config: Any, rows: Tensor) -> Tensor:
-    everything = rows.flatten()
-    start = torch.cat([norm(score.norm, row) for row in rows]) if config.field_norm else everything
-
-    def block(layer: Any, hidden: Tensor) -> Tensor:
-        first, _, last = layer.mask
-        mask = last.weight @ (first.weight @ everything + first.bias).relu() + last.bias
-        return norm(layer.norm, layer.hidden.weight @ (mask * hidden)).relu()
-
-    if config.structure == "serial":
-        for layer in score.blocks:
-            start = block(layer, start)
-        return score.out.weight @ start + score.out.bias
-    found = torch.cat([block(layer, start) for layer in score.blocks])
-    return score.out.weight @ mlp(score.deep, found) + score.out.bias
 
 
 def finalmlp(score: Any, config: Any, rows: Tensor) -> Tensor:
@@ -157,8 +92,7 @@ def din(score: Any, config: Any, rows: Tensor) -> Tensor:
 
 
 NAIVE: dict[str, Callable[[Any, Any, Tensor], Tensor]] = {
-    "lr": lr, "fm": fm, "wide_deep": wide_deep, "deepfm": deepfm, "xdeepfm": xdeepfm, "autoint": autoint,
-    "masknet": masknet, "finalmlp": finalmlp, "din": din,
+    "lr": lr, "fm": fm, "wide_deep": wide_deep, "deepfm": deepfm, "finalmlp": finalmlp, "din": din,
 }  # fmt: skip
 
 

@@ -142,7 +142,7 @@ class Stranger:
         model = self.about["model"]
         scaled = [x * self.n["score.fields.numbers.weight"][:, i] for i, x in enumerate(dense)]
         fields = torch.stack([*scaled, *vectors])
-        first = model["kind"] in ("fm", "wide_deep", "deepfm", "xdeepfm")
+        first = model["kind"] in ("fm", "wide_deep", "deepfm")
         e = fields[:, :-1] if first else fields
         logit = self.n["score.out.bias"] + fields[:, -1].sum() if first else self.n["score.out.bias"]
         if model["kind"] == "lr":
@@ -154,42 +154,9 @@ class Stranger:
         if model["kind"] == "finalmlp":
             return logit + self.finalmlp(e, dict(zip(names, vectors, strict=True)))
         if first:
-            parts = [self.cin(e)] if model["kind"] == "xdeepfm" else []
-            return (
-                logit + torch.cat([*parts, self.mlp(e.flatten(), "score.deep")]) @ self.n["score.out.linear.weight"][0]
-            )
-        last = {"autoint": self.autoint, "masknet": self.masknet, "din": lambda e: self.mlp(e.flatten(), "score.deep")}
-        return self.linear(last[model["kind"]](e), "score.out")
-
-    def cin(self, e: torch.Tensor) -> torch.Tensor:
-        m, sums = e, []
-        for k in range(len(self.about["model"]["cin_layers"])):
-            products = torch.stack([one * other for one in m for other in e])
-            m = self.n[f"score.cin.layers.{k}.weight"] @ products
-            sums.append(m.sum(1))
-        return torch.cat(sums)
-
-    def autoint(self, e: torch.Tensor) -> torch.Tensor:
-        model, f = self.about["model"], e
-        for k in range(model["attention_layers"]):
-            n = f"score.attention.{k}"
-            q, key, v = (self.linear(f, f"{n}.project.{i}").chunk(model["attention_heads"], dim=1) for i in range(3))
-            scale = q[0].shape[1] ** 0.5 if model["scaled"] else 1
-            heads = [torch.softmax(a @ b.t() / scale, 1) @ c for a, b, c in zip(q, key, v, strict=True)]
-            f = torch.cat(heads, dim=1) + self.linear(f, f"{n}.residual")
-            f = (self.norm(f, f"{n}.norm") if model["layer_norm"] else f).relu()
-        return torch.cat([f.flatten(), *([self.mlp(e.flatten(), "score.deep")] if model["deep_mlp"] else [])])
-
-    def masknet(self, e: torch.Tensor) -> torch.Tensor:
-        model, flat = self.about["model"], e.flatten()
-        h = self.norm(e, "score.norm").flatten() if model["field_norm"] else flat
-        blocks = []
-        for k in range(model["blocks"]):
-            n = f"score.blocks.{k}"
-            mask = self.linear(self.linear(flat, f"{n}.mask.0").relu(), f"{n}.mask.2")
-            x = blocks[-1] if model["structure"] == "serial" and blocks else h
-            blocks.append(self.norm(self.linear(mask * x, f"{n}.hidden"), f"{n}.norm").relu())
-        return blocks[-1] if model["structure"] == "serial" else self.mlp(torch.cat(blocks), "score.deep")
+            return logit + self.mlp(e.flatten(), "score.deep") @ self.n["score.out.linear.weight"][0]
+        assert model["kind"] == "din"
+        return self.linear(self.mlp(e.flatten(), "score.deep"), "score.out")
 
     def finalmlp(self, e: torch.Tensor, vectors: dict[str, torch.Tensor]) -> torch.Tensor:
         model, found = self.about["model"], []

@@ -44,7 +44,6 @@ CASES: dict[str, dict[str, Any]] = {
         "history": {"pooling": "target_attention"},
     },
     "widths": MODELS["dlrm"] | {"embedding_dims": {"city": 2, "item": 3}, "history": {"pooling": "target_attention"}},
-    "serial": {"kind": "masknet", "embedding_dim": 4, "blocks": 2, "block_width": 6, "structure": "serial"},
     "shared_bottom": MODELS["dcnv2"],
     "mmoe": MODELS["dlrm"] | {"heads": {"kind": "mmoe", "experts": 3}},
     "towers": MODELS["dlrm"] | {

@@ -69,9 +69,6 @@ FIELDS: dict[str, Any] = {
     "fm": {"embedding_dim": 3},
     "wide_deep": {"embedding_dim": 3, "deep_mlp": [8]},
     "deepfm": {"embedding_dim": 3, "deep_mlp": [8], "dropout": 0.2, "batch_norm": True},
-    "xdeepfm": {"embedding_dim": 3, "cin_layers": [5, 3], "deep_mlp": [8]},
-    "autoint": {"attention_layers": 2, "attention_dim": 6, "deep_mlp": [8], "layer_norm": True, "scaled": True},
-    "masknet": {"blocks": 2, "block_width": 6, "deep_mlp": [8]},
     "finalmlp": {
         "first_mlp": [8],
         "second_mlp": [6],

@@ -25,7 +25,7 @@ from stratarec.kernels.runtime.accelerator import device_errors
 from stratarec.training.torch_setup import device_of
 
 # Products of pairs, and sums over runs and pairs, are made in another order there.
-OTHER_ORDERS = ("dlrm", "autoint", "din")
+OTHER_ORDERS = ("dlrm", "din")
 FEW = ("dcnv2", "grouped windows, attention", "runs under a dlrm", "dropout and normalization", "rows in a cache")
 
 

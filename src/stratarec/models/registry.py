@@ -21,7 +21,6 @@ from stratarec.config.validate import first_mistake
 from stratarec.errors import ConfigError
 from stratarec.models.config import VectorsConfig
 from stratarec.models.zoo.config import (
-    AutoIntConfig,
     DCNv2Config,
     DeepFMConfig,
     DINConfig,
@@ -30,9 +29,7 @@ from stratarec.models.zoo.config import (
     FinalMLPConfig,
     FMConfig,
     LRConfig,
-    MaskNetConfig,
     WideDeepConfig,
-    XDeepFMConfig,
 )
 
 if TYPE_CHECKING:
@@ -49,9 +46,6 @@ BUILT_IN: dict[str, tuple[type[VectorsConfig], str]] = {
     "fm": (FMConfig, "fm.FMScore"),
     "wide_deep": (WideDeepConfig, "wide_deep.WideDeepScore"),
     "deepfm": (DeepFMConfig, "deepfm.DeepFMScore"),
-    "xdeepfm": (XDeepFMConfig, "xdeepfm.XDeepFMScore"),
-    "autoint": (AutoIntConfig, "autoint.AutoIntScore"),
-    "masknet": (MaskNetConfig, "masknet.MaskNetScore"),
     "finalmlp": (FinalMLPConfig, "finalmlp.FinalMLPScore"),
     "din": (DINConfig, "din.DINScore"),
     "ensemble": (EnsembleConfig, "ensemble.EnsembleScore"),
