@@ -19,12 +19,13 @@ import numpy as np
 
 from benchmarks.continual_days import Days, cut, make_logs
 from benchmarks.sessions import recipe as shipped
+from benchmarks.sessions import row_bytes_of
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.hot.calibrator import HotProfile, calibrate
 from stratarec.hot.hot_loader import classify
-from stratarec.hot.selection import RowRange, parts_of, row_bytes_of
+from stratarec.hot.selection import RowRange, parts_of
 from stratarec.recipe import Recipe
 
 DAYS, QUICK_DAYS = 6, 3
@@ -61,9 +62,9 @@ def day_of(number: int, way: Days, first: list[HotProfile]) -> list[dict[str, An
         if not number:
             row_bytes, found = parts(chained, inherited)
             budget = int(share * sum(part.nbytes for part in found))
-            first.append(calibrate(inherited, row_bytes, budget, curve=()))
+            first.append(calibrate(inherited, row_bytes, budget))
         budget = first[place].chosen.budget_bytes
-        again = [calibrate(data, parts(anew, data)[0], budget, curve=()) for data in (inherited, ranked)]
+        again = [calibrate(data, parts(anew, data)[0], budget) for data in (inherited, ranked)]
         shares = [
             share_of(data, anew, profile)
             for data, profile in ((inherited, first[place]), (inherited, again[0]), (ranked, again[1]))

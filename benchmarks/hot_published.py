@@ -31,7 +31,7 @@ from benchmarks.hot_single import shares
 from benchmarks.kept import FOLDER
 from benchmarks.precision_quality import criteo_shape
 from benchmarks.registry import PeerMissing
-from benchmarks.sessions import prepared
+from benchmarks.sessions import prepared, row_bytes_of
 from benchmarks.tiers import fill
 from benchmarks.train import EPS, RATE, Side
 from stratarec.data.dataset.dataset import Dataset
@@ -42,7 +42,7 @@ from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.hot.calibrator import calibrate
 from stratarec.hot.config import HotConfig
 from stratarec.hot.hot_loader import HotLoader, classify
-from stratarec.hot.selection import parts_of, row_bytes_of
+from stratarec.hot.selection import parts_of
 from stratarec.models import DLRMConfig, build_model
 from stratarec.models.base import build_tables
 from stratarec.planning.config import BlockConfig, MemoryConfig
@@ -103,7 +103,7 @@ class Ladder:
 
     def fetched(self, name: str) -> Side:
         """Tables in the log with slots for a batch alone, and hot rows where the name asks for FAE."""
-        hot = calibrate(self.dataset, self.row_bytes, self.budget, curve=()).hot(self.parts)
+        hot = calibrate(self.dataset, self.row_bytes, self.budget).hot(self.parts)
         apart = name.endswith("FAE")
         heads = {part.table: rows if apart else 0 for part, rows in zip(self.parts, hot.tolist(), strict=True)}
         rows = self.dataset.table_rows()

@@ -23,6 +23,7 @@ from typing import Any
 import polars as pl
 
 from benchmarks.sessions import recipe as shipped
+from benchmarks.sessions import row_bytes_of
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader
@@ -34,7 +35,7 @@ from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.hot.calibrator import calibrate
 from stratarec.hot.hot_loader import HotLoader, classify
-from stratarec.hot.selection import parts_of, row_bytes_of
+from stratarec.hot.selection import parts_of
 from stratarec.recipe import Recipe, with_values
 from stratarec.training.steps.step import Stages
 from stratarec.training.trainer import Trainer
@@ -102,7 +103,7 @@ class OrderedTrainer(Trainer):
         row_bytes = bytes_of_rows(self.recipe, self.dataset)
         parts = parts_of(self.dataset, row_bytes)
         budget = budget_of(self.recipe, self.dataset, self._bytes_share)
-        hot = calibrate(self.dataset, row_bytes, budget, curve=()).hot(parts)
+        hot = calibrate(self.dataset, row_bytes, budget).hot(parts)
         counts = classify(self.dataset, parts, hot, "train")
         return HotLoader(self.dataset, "train", made.config, parts, hot, counts)
 

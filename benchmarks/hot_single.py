@@ -12,6 +12,7 @@ over stretches that hold both kinds of batches in proportion.
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.precision_quality import criteo_shape
-from benchmarks.sessions import ROOT
+from benchmarks.sessions import ROOT, row_bytes_of
 from benchmarks.tiers import BATCH, QUICK_BATCH, WIDTH, check_budget, fill, float32_bytes
 from benchmarks.train import BOTTOM, EPS, RATE, TOP, Side, take_turns
 from stratarec.data.dataset.dataset import Dataset
@@ -30,7 +31,7 @@ from stratarec.embedding import RowOptimizerConfig
 from stratarec.hot.calibrator import CURVE, calibrate
 from stratarec.hot.config import HotConfig
 from stratarec.hot.hot_loader import HotLoader, classify
-from stratarec.hot.selection import parts_of, row_bytes_of
+from stratarec.hot.selection import parts_of
 from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.base import build_tables
 from stratarec.planning.config import BlockConfig, MemoryConfig
@@ -52,7 +53,8 @@ def shares(dataset: Dataset) -> list[dict[str, Any]]:
     total, samples = sum(part.nbytes for part in parts), dataset.samples("train")
     found = []
     for share in CURVE:
-        profile = calibrate(dataset, row_bytes, int(share * total), curve=())
+        start = time.perf_counter()
+        profile, seconds = calibrate(dataset, row_bytes, int(share * total)), time.perf_counter() - start
         point, counts = profile.chosen, classify(dataset, parts, profile.hot(parts), "train")
         counted = sum(map(sum, counts.values())) / samples
         found.append(
@@ -65,7 +67,7 @@ def shares(dataset: Dataset) -> list[dict[str, Any]]:
                 "inside_interval": point.inputs.low <= counted <= point.inputs.high,
                 "inputs_by_count_estimated": point.counted.share,
                 "method": profile.method,
-                "calibration_seconds": profile.seconds,
+                "calibration_seconds": seconds,
             }
         )
     return found
@@ -78,7 +80,7 @@ def held(dataset: Dataset, share: float, trials: int) -> dict[str, int]:
     budget, samples = int(share * sum(part.nbytes for part in parts)), dataset.samples("train")
     inside = 0
     for seed in range(trials):
-        profile = calibrate(dataset, row_bytes, budget, curve=(), seed=seed)
+        profile = calibrate(dataset, row_bytes, budget, seed=seed)
         counted = sum(map(sum, classify(dataset, parts, profile.hot(parts), "train").values())) / samples
         inside += profile.chosen.inputs.low <= counted <= profile.chosen.inputs.high
     return {"trials": trials, "inside": inside}

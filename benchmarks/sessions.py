@@ -17,6 +17,9 @@ from benchmarks.registry import PeerMissing
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dedup_groups import GroupMode
 from stratarec.data.prepare.prepare import prepare
+from stratarec.embedding.codecs import RecordCodec
+from stratarec.embedding.config import CodecConfig
+from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.errors import DatasetError
 from stratarec.recipe import Recipe
 
@@ -62,3 +65,8 @@ def pair(name: str) -> tuple[Dataset, Dataset]:
 def with_run(made: Recipe, run: Path) -> Recipe:
     """The recipe with another run directory."""
     return replace(made, train=replace(made.train, run=str(run)))
+
+
+def row_bytes_of(dataset: Dataset, width: int, optimizer: RowOptimizerConfig) -> dict[str, int]:
+    """Bytes of a row of float32 weights and optimizer state, by vocabulary."""
+    return dict.fromkeys(dataset.vocabularies, RecordCodec.of(CodecConfig(), width, optimizer).record_bytes)

@@ -66,7 +66,7 @@ def test_thresholds_reach_the_best_ones_there_are() -> None:
 
 def test_inputs_that_lack_one_table_do_not_hold_up_the_rest(dataset: Dataset) -> None:
     budget = total(dataset) // 5
-    profile = calibrate(dataset, bytes_of(dataset), budget, curve=())
+    profile = calibrate(dataset, bytes_of(dataset), budget)
     parts = parts_of(dataset, bytes_of(dataset))
     hot = profile.hot(parts)
     assert used_bytes(parts, hot) <= budget

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stratarec.cli.arguments import SPLITS, add_json, add_recipe, print_json, print_lines, progress_of, subcommand
-from stratarec.errors import ConfigError
 from stratarec.io.names import visible
 
 if TYPE_CHECKING:
-    from stratarec.data.dataset.dataset import Dataset
     from stratarec.data.prepare.executor import Executor
-    from stratarec.hot.calibrator import HotProfile
 
 
 def _prepare_options(command: argparse.ArgumentParser) -> None:
@@ -96,36 +92,19 @@ def _profile_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--batch-size", type=int, default=4096, help="samples per batch (default: 4096)")
     command.add_argument("--batches", type=int, default=20, help="number of batches to measure (default: 20)")
     command.add_argument("-o", "--output", help="HTML report (default: next to the data set)")
-    hot = command.add_argument_group("hot rows: the rows that make best use of a memory budget")
-    hot.add_argument(
-        "--hot",
-        metavar="BYTES",
-        help="memory for weights and optimizer state of hot rows, such as 64MiB; writes a .hot.json file",
-    )
-    hot.add_argument("--dim", type=int, default=16, metavar="D", help="embedding dimension (default: 16)")
-    hot.add_argument(
-        "--optimizer", default="rowwise_adagrad", metavar="KIND", help="row optimizer (default: rowwise_adagrad)"
-    )
-    hot.add_argument(
-        "--classify",
-        action="store_true",
-        help="count the inputs that need only hot rows in every split, instead of estimating them from a sample",
-    )
 
 
 @subcommand(
     name="profile",
     text="Measure how often values repeat in batches, what deduplication saves, and which rows are hot.",
-    example="stratarec profile data/globo --batch-size 4096 --hot 64MiB",
+    example="stratarec profile data/globo --batch-size 4096",
     options=_profile_options,
 )
 def profile(args: argparse.Namespace) -> None:
     """Measure repeated values and hot rows, and report them as tables and HTML."""
     from stratarec.data.dataset.dataset import Dataset
     from stratarec.data.duplication import profile as measure_duplication
-    from stratarec.embedding.optimizers import RowOptimizerConfig
     from stratarec.hot.calibrator import budgets, warn_inherited_ids
-    from stratarec.hot.selection import row_bytes_of
     from stratarec.io.atomic import check_output
     from stratarec.reporting.profile_page import print_hot, print_profile, write_profile
     from stratarec.training.torch_setup import torch_settings
@@ -134,45 +113,11 @@ def profile(args: argparse.Namespace) -> None:
     folder = dataset.path.resolve()
     output = Path(args.output or folder.with_name(f"{folder.name}-profile.html"))
     check_output(output, ".html")
-    if args.classify and args.hot is None:
-        raise ConfigError("--classify requires --hot BYTES")
     # Batches are only counted. With several torch threads, waiting for each other would take longer than the work.
     with dataset.locked(), torch_settings(threads=1):
-        row_bytes = row_bytes_of(dataset, args.dim, RowOptimizerConfig(kind=args.optimizer))
-        hot = None if args.hot is None else _profile_hot(args, dataset, row_bytes, output.with_suffix(".hot.json"))
-        hot_inputs = _classify(args, dataset, hot) if hot is not None and args.classify else []
         duplication = measure_duplication(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
-        points = budgets(dataset, row_bytes) if hot is None else hot.points
+        points = budgets(dataset)
     print_profile(duplication)
-    if hot is not None:
-        remark = warn_inherited_ids(dataset)
-        print_hot(hot, [*hot_inputs, *([f"note: {remark}"] if remark else [])])
-    write_profile(output, duplication, points, hot)
+    print_hot(points, warn_inherited_ids(dataset))
+    write_profile(output, duplication, points)
     print_lines(f"report {output}")
-
-
-def _profile_hot(args: argparse.Namespace, dataset: Dataset, row_bytes: Mapping[str, int], output: Path) -> HotProfile:
-    """Choose the hot rows, and write them to `output`."""
-    from stratarec.config.units import parse_bytes
-    from stratarec.hot.calibrator import calibrate
-    from stratarec.io.atomic import check_output
-
-    check_output(output)
-    hot = calibrate(dataset, row_bytes, parse_bytes(args.hot, "--hot"))
-    hot.write(output)
-    print_lines(f"hot rows {output}")
-    return hot
-
-
-def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile) -> list[str]:
-    """Count the hot inputs of each split."""
-    from stratarec.hot.hot_loader import classify
-    from stratarec.hot.selection import parts_of
-
-    parts, lines = parts_of(dataset, profile.row_bytes), []
-    hot = profile.hot(parts)
-    for split in dataset.splits:
-        if samples := dataset.samples(split):
-            inputs = sum(map(sum, classify(dataset, parts, hot, split, progress_of(args)).values()))
-            lines.append(f"{split:6} {inputs:>12,} of {samples:,} inputs are hot, {inputs / samples:.2%}")
-    return lines

@@ -1,4 +1,4 @@
-"""Choose the hot rows of each table for a budget in bytes, and store the choice in a file.
+"""Choose the hot rows of each table for a budget in bytes.
 
 Two methods are tried (`selection`): rows with the most lookups per byte, and thresholds that make the most inputs hot.
 The second method chooses by a random sample of inputs. Other inputs judge both choices, and the choice with more hot
@@ -12,15 +12,12 @@ values have ids after all earlier ids, so a prefix that contains them contains a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-import pydantic
 from numpy.typing import NDArray
 
 from stratarec.config.units import format_bytes
@@ -37,82 +34,45 @@ from stratarec.hot.selection import (
     share_of_accesses,
     used_bytes,
 )
-from stratarec.io.sealed import Count, Hash, Model, write_sealed
 from stratarec.kernels.runtime.cores import cores
 
-Method = Literal["inputs", "accesses"]
-Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 
-
-class HotTable(Model):
-    """The hot rows of one table, which are the first rows."""
-
-    name: str
-    rows: Count
-    row_bytes: Count
-    """Bytes of weights and optimizer state of a row."""
-    hot: Count
-    """Number of hot rows: all tail buckets and the most frequent values."""
-    accesses: Share
-    """Share of the table's training lookups that use hot rows."""
-
-
-class InputShare(Model):
+@dataclass(frozen=True)
+class InputShare:
     """Share of inputs whose lookups are all hot, with its 99 % confidence interval."""
 
-    share: Share
-    low: Share
-    high: Share
+    share: float
+    low: float
+    high: float
 
 
-class Point(Model):
+@dataclass(frozen=True, kw_only=True)
+class Point:
     """Result for one budget: shares of hot rows, hot lookups and hot inputs."""
 
-    budget_bytes: Count
-    row_share: Share
+    budget_bytes: int
+    row_share: float
     """Bytes of the hot rows as a share of the bytes of all tables."""
-    accesses: Share
+    accesses: float
     """Share of training lookups that use hot rows."""
     inputs: InputShare
     counted: InputShare
     """Share of hot inputs if the rows with the most lookups per byte were hot."""
 
 
-class HotProfile(Model):
-    """The hot rows of a data set, as they are stored in a file."""
+@dataclass(frozen=True, kw_only=True)
+class HotProfile:
+    """The hot rows of a data set for one budget."""
 
-    format: Literal[2] = 2
-    dataset: str
-    fingerprint: Hash
-    """Fingerprint of the data set."""
-    split: Literal["train"] = "train"
-    method: Method
+    method: Literal["inputs", "accesses"]
     """``inputs`` if the hot rows make the most inputs hot, ``accesses`` if they have the most lookups per byte."""
     chosen: Point
-    curve: tuple[Point, ...]
-    """Results for other budgets."""
-    tables: tuple[HotTable, ...]
-    seconds: Annotated[float, pydantic.Field(ge=0)]
-    """Duration of the calibration in seconds."""
-
-    def write(self, path: Path) -> None:
-        """Write the profile to a sealed file."""
-        write_sealed(path, self.to_dict())
-
-    @property
-    def points(self) -> list[Point]:
-        """Results for all budgets, including the chosen budget, in ascending order."""
-        return sorted((self.chosen, *self.curve), key=lambda point: point.budget_bytes)
-
-    @property
-    def row_bytes(self) -> dict[str, int]:
-        """Bytes of weights and optimizer state of a row, by table."""
-        return {table.name: table.row_bytes for table in self.tables}
+    rows: Mapping[str, int]
+    """Number of hot rows of each table: all tail buckets and the most frequent values."""
 
     def hot(self, parts: Sequence[RowRange]) -> Counts:
         """Return the number of hot rows of each part, ``[parts]``."""
-        tables = {table.name: table.hot for table in self.tables}
-        return np.array([tables[part.table] for part in parts], dtype=np.int64)
+        return np.array([self.rows[part.table] for part in parts], dtype=np.int64)
 
 
 CONFIDENCE = 0.99
@@ -189,27 +149,19 @@ def draw(dataset: Dataset, parts: Sequence[RowRange], split: str, seed: int) -> 
 
 
 CURVE = (0.02, 0.068, 0.124, 0.25, 0.5)
-"""Budgets of the curve, as shares of all bytes."""
+"""Budgets that `budgets` examines, as shares of all bytes."""
 
 
-def budgets(dataset: Dataset, row_bytes: Mapping[str, int], *, seed: int = 0) -> tuple[Point, ...]:
-    """Compute the results for the budgets of `CURVE`; empty without tables. `row_bytes` is as in `calibrate`."""
-    parts = parts_of(dataset, row_bytes)
+def budgets(dataset: Dataset) -> tuple[Point, ...]:
+    """Compute the results for the budgets of `CURVE`, if all rows have the same bytes; empty without tables."""
+    parts = parts_of(dataset, dict.fromkeys(dataset.vocabularies, 1))
     if not parts:
         return ()
-    sample, total = draw(dataset, parts, "train", seed), sum(part.nbytes for part in parts)
-    return tuple(_choose(parts, int(share * total), sample)[2] for share in CURVE)
+    sample, total = draw(dataset, parts, "train", seed=0), sum(part.nbytes for part in parts)
+    return tuple(_choose(parts, int(share * total), sample).chosen for share in CURVE)
 
 
-def calibrate(
-    dataset: Dataset,
-    row_bytes: Mapping[str, int],
-    budget: int,
-    *,
-    curve: Sequence[float] = CURVE,
-    seed: int = 0,
-    field: str = "--hot",
-) -> HotProfile:
+def calibrate(dataset: Dataset, row_bytes: Mapping[str, int], budget: int, *, seed: int = 0) -> HotProfile:
     """Choose the hot rows of a data set.
 
     Parameters
@@ -218,44 +170,28 @@ def calibrate(
         Bytes of weights and optimizer state of a row, by vocabulary; 0 for tables whose rows are hot at no cost.
     budget : int
         Bytes for all hot rows.
-    curve : sequence of float
-        Other budgets for which to compute results, as shares of all bytes.
-    field : str
-        Name of the budget in error messages.
 
     Raises
     ------
     ConfigError
         If the budget holds not even one row, or all rows.
     """
-    start = time.perf_counter()
     parts = parts_of(dataset, row_bytes)
     total = sum(part.nbytes for part in parts)
     if budget < min(part.row_bytes for part in parts if part.row_bytes):
         raise ConfigError(
-            f"{field} is {budget:,} bytes, too few for one row; expected more, and less than {format_bytes(total)}"
+            f"hot.budget is {budget:,} bytes, too few for one row; expected more, and less than {format_bytes(total)}"
         )
     if budget >= total:
         raise ConfigError(
-            f"{field} is {format_bytes(budget)}, but all {len(dataset.vocabularies)} tables take only "
+            f"hot.budget is {format_bytes(budget)}, but all {len(dataset.vocabularies)} tables take only "
             f"{format_bytes(total)}, so every row would be hot: set less, or train without hot rows"
         )
-    sample = draw(dataset, parts, "train", seed)
-    hot, method, point = _choose(parts, budget, sample)
-    others = [_choose(parts, int(share * total), sample)[2] for share in curve]
-    return HotProfile(
-        dataset=dataset.name,
-        fingerprint=dataset.fingerprint,
-        method=method,
-        chosen=point,
-        curve=tuple(others),
-        tables=_tables(parts, hot),
-        seconds=time.perf_counter() - start,
-    )
+    return _choose(parts, budget, draw(dataset, parts, "train", seed))
 
 
-def _choose(parts: Sequence[RowRange], budget: int, sample: InputSample) -> tuple[Counts, Method, Point]:
-    """Return the number of hot rows of each part, the method that chose them, and the result for this choice."""
+def _choose(parts: Sequence[RowRange], budget: int, sample: InputSample) -> HotProfile:
+    """Choose the hot rows by both methods, and return the better choice."""
     counted, complete = hottest_rows(parts, budget), most_inputs(parts, budget, sample.choosing)
     by_count, by_input = sample.judge(counted), sample.judge(complete)
     better = by_input.share > by_count.share
@@ -267,20 +203,8 @@ def _choose(parts: Sequence[RowRange], budget: int, sample: InputSample) -> tupl
         inputs=share,
         counted=by_count,
     )
-    return hot, "inputs" if better else "accesses", point
-
-
-def _tables(parts: Sequence[RowRange], hot: Counts) -> tuple[HotTable, ...]:
-    return tuple(
-        HotTable(
-            name=part.table,
-            rows=part.rows,
-            row_bytes=part.row_bytes,
-            hot=int(count),
-            accesses=share_of_accesses([part], np.array([count])),
-        )
-        for part, count in zip(parts, hot, strict=True)
-    )
+    rows = {part.table: int(count) for part, count in zip(parts, hot, strict=True)}
+    return HotProfile(method="inputs" if better else "accesses", chosen=point, rows=rows)
 
 
 def warn_inherited_ids(dataset: Dataset) -> str:
@@ -295,7 +219,7 @@ def warn_inherited_ids(dataset: Dataset) -> str:
 
 
 def warn_little_skew(profile: HotProfile) -> str:
-    """Return a warning if hot rows are hardly more popular than other rows, else ""."""
+    """Return a warning if hot rows are hardly more popular than other rows, or hardly any input is hot; else ""."""
     point = profile.chosen
     if point.accesses < 2 * point.row_share:
         return f"{point.row_share:.1%} of the rows receive {point.accesses:.1%} of the lookups: hot rows save little"

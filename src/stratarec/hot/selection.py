@@ -24,10 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.embedding.codecs import RecordCodec
-from stratarec.embedding.config import CodecConfig
-from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.errors import ConfigError
 
 Counts = NDArray[np.int64]
 Needs = NDArray[np.int32]
@@ -51,14 +47,6 @@ class RowRange:
     def nbytes(self) -> int:
         """Bytes of all rows together."""
         return self.rows * self.row_bytes
-
-
-def row_bytes_of(dataset: Dataset, width: int, optimizer: RowOptimizerConfig) -> dict[str, int]:
-    """Return the bytes of a row of width `width`, float32 weights and optimizer state, by vocabulary."""
-    if width < 1:
-        raise ConfigError(f"the width of rows is {width}, expected at least 1")
-    record = RecordCodec.of(CodecConfig(), width, optimizer)
-    return dict.fromkeys(dataset.vocabularies, record.record_bytes)
 
 
 def parts_of(dataset: Dataset, row_bytes: Mapping[str, int]) -> list[RowRange]:

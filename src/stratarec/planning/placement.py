@@ -31,7 +31,7 @@ from stratarec.embedding.config import CodecConfig, EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import MEMORY_NAMES
 from stratarec.errors import ConfigError
-from stratarec.hot.calibrator import HotProfile, calibrate, warn_inherited_ids
+from stratarec.hot.calibrator import HotProfile, calibrate, warn_inherited_ids, warn_little_skew
 from stratarec.hot.config import HotConfig
 from stratarec.hot.selection import Counts, RowRange, parts_of
 from stratarec.planning.bytes import (
@@ -350,11 +350,11 @@ def make_hot_plan(
                 f"it to null, or lower memory.{level0}"
             )
         row_bytes = {table.name: _row_bytes(table, optimizer) * (table.name not in uncached) for table in tables}
-        profile = calibrate(dataset, row_bytes, hot.budget, curve=(), field="hot.budget")
-        rows = {table.name: table.hot for table in profile.tables if table.name not in uncached}
+        profile = calibrate(dataset, row_bytes, hot.budget)
+        rows = {name: count for name, count in profile.rows.items() if name not in uncached}
         plan = make_plan(tables, dataset, optimizer, remaining, batch_size=batch_size, tiers=tiers, hot=rows)
         if uncached <= _uncached(plan):
-            return _with_hot_rows(plan, profile, hot.budget, row_bytes, warn_inherited_ids(dataset))
+            return _with_hot_rows(plan, profile, row_bytes, (warn_inherited_ids(dataset), warn_little_skew(profile)))
         uncached &= _uncached(plan)
 
 
@@ -378,18 +378,16 @@ def hot_rows(plan: Plan, dataset: Dataset) -> tuple[list[RowRange], Counts]:
 
 
 def _with_hot_rows(
-    plan: Plan, profile: HotProfile, budget: int, row_bytes: Mapping[str, int], remark: str
+    plan: Plan, profile: HotProfile, row_bytes: Mapping[str, int], remarks: tuple[str, ...]
 ) -> Plan:  # fmt: skip
-    profiled = {table.name: table for table in profile.tables}
-
     def with_rows(placed: TablePlacement) -> TablePlacement:
         if placed.tier == "level0" or not row_bytes[placed.table]:
             return placed
-        table = profiled[placed.table]
+        hot = profile.rows[placed.table]
         slots = placed.bytes[plan.level0]
         slot = {part: slots.get(part, 0) // placed.cache_rows for part in ("slot weights", "slot state")}
-        more = {part: size * table.hot for part, size in slot.items()}
-        return replace(placed, hot_rows=table.hot, bytes=add_parts([placed.bytes, {plan.level0: more}]))
+        more = {part: size * hot for part, size in slot.items()}
+        return replace(placed, hot_rows=hot, bytes=add_parts([placed.bytes, {plan.level0: more}]))
 
     point, level0 = profile.chosen, plan.budgets.get(plan.level0)
     note = (
@@ -399,6 +397,6 @@ def _with_hot_rows(
     return replace(
         plan,
         tables=tuple(map(with_rows, plan.tables)),
-        budgets=plan.budgets if level0 is None else {**plan.budgets, plan.level0: level0 + budget},
-        notes=(*plan.notes, *([remark] if remark else []), note),
+        budgets=plan.budgets if level0 is None else {**plan.budgets, plan.level0: level0 + point.budget_bytes},
+        notes=(*plan.notes, *filter(None, remarks), note),
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stratarec.config.units import format_bytes
 from stratarec.data.duplication import Duplication, Profile
-from stratarec.hot.calibrator import HotProfile, Point, warn_little_skew
+from stratarec.hot.calibrator import Point
 from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, ShownTable, new_axes, write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
 
@@ -42,8 +41,8 @@ def print_profile(profile: Profile) -> None:
     console.print(about(profile))
 
 
-def write_profile(path: Path, profile: Profile, points: Sequence[Point], hot: HotProfile | None = None) -> None:
-    """Write the HTML report: duplication, benefit of hot rows by budget, and the chosen hot rows."""
+def write_profile(path: Path, profile: Profile, points: Sequence[Point]) -> None:
+    """Write the HTML report: duplication, and the benefit of hot rows by budget."""
     write_html(
         path,
         "profile.html.jinja",
@@ -53,8 +52,8 @@ def write_profile(path: Path, profile: Profile, points: Sequence[Point], hot: Ho
         legend=LEGEND,
         rows=[(row, _cells(row)) for row in profile.rows],
         charts=[hot_curve(points)] if points else [],
-        hot=hot and about_hot(hot),
-        tables=[] if hot is None else hot_tables(hot),
+        hot=hot_table(points),
+        hot_legend=POINT_LEGEND,
     )
 
 
@@ -68,56 +67,40 @@ def _cells(row: Duplication) -> tuple[str, ...]:
     )
 
 
-_TABLE_HEADS = ("table", "rows", "hot", "hot bytes", "accesses")
-_POINT_HEADS = ("budget", "bytes", "accesses", "inputs", "interval", "by count")
+_POINT_HEADS = ("rows that are hot", "lookups", "inputs", "interval", "inputs by count")
 _INPUTS = "inputs that need only hot rows"
+POINT_LEGEND = (
+    f"lookups: share that uses hot rows; inputs: share of {_INPUTS}, with its 99 % interval; inputs by count: the same "
+    "if the rows with the most lookups were hot"
+)
 
 
-def print_hot(profile: HotProfile, counted: Sequence[str] = ()) -> None:
-    """Print the hot rows and their benefit, then the lines `counted`, which are about a count of all inputs."""
-    console = make_console()
-    for table in hot_tables(profile):
-        print_table(console, table.heads, table.rows, text=("table", "budget"))
-    for line in (*about_hot(profile), *counted):
+def hot_table(points: Sequence[Point]) -> ShownTable:
+    """Return a table with the benefit of hot rows for each budget."""
+    rows = [
+        (
+            f"{point.row_share:.1%}", f"{point.accesses:.1%}", f"{point.inputs.share:.2%}",
+            f"{point.inputs.low:.2%} to {point.inputs.high:.2%}", f"{point.counted.share:.2%}",
+        )
+        for point in points
+    ]  # fmt: skip
+    return ShownTable(heads=_POINT_HEADS, rows=rows)
+
+
+def print_hot(points: Sequence[Point], remark: str) -> None:
+    """Print the benefit of hot rows for each budget, and a remark, which may be empty."""
+    if not points:
+        return
+    console, shown = make_console(), hot_table(points)
+    console.print()
+    print_table(console, shown.heads, shown.rows)
+    for line in (POINT_LEGEND, *([f"note: {remark}"] if remark else [])):
         console.print(line)
 
 
-def about_hot(profile: HotProfile) -> list[str]:
-    """Return remarks on a profile of hot rows."""
-    point = profile.chosen
-    by_count = "by lookups per byte; the other method, which tries to make most inputs hot, was no better"
-    how = "to make most inputs hot" if profile.method == "inputs" else by_count
-    remarks = [
-        f"hot rows of {format_bytes(point.budget_bytes)} take {point.accesses:.1%} of the lookups; "
-        f"{point.inputs.share:.2%} of the inputs need only hot rows (99 % interval {_interval(point)})",
-        f"chosen {how}; by count alone {point.counted.share:.2%} of the inputs; {profile.seconds:.1f} s",
-    ]
-    remark = warn_little_skew(profile)
-    return [*remarks, f"note: {remark}"] if remark else remarks
-
-
-def hot_tables(profile: HotProfile) -> list[ShownTable]:
-    """Return a table of the hot rows of each embedding table, and a table of the benefit of other budgets."""
-    rows = [
-        (
-            table.name, f"{table.rows:,}", f"{table.hot:,}", format_bytes(table.hot * table.row_bytes),
-            f"{table.accesses:.1%}",
-        )
-        for table in profile.tables
-    ]  # fmt: skip
-    curve = [
-        (
-            format_bytes(point.budget_bytes), f"{point.row_share:.1%}", f"{point.accesses:.1%}",
-            f"{point.inputs.share:.2%}", _interval(point), f"{point.counted.share:.2%}",
-        )
-        for point in profile.points
-    ]  # fmt: skip
-    return [ShownTable(heads=_TABLE_HEADS, rows=rows), ShownTable(heads=_POINT_HEADS, rows=curve)]
-
-
 def hot_curve(points: Sequence[Point]) -> Chart:
-    """Draw the shares of hot lookups and hot inputs against the share of the tables' bytes."""
-    bytes_share = [100 * point.row_share for point in points]
+    """Draw the shares of hot lookups and hot inputs against the share of hot rows."""
+    row_share = [100 * point.row_share for point in points]
     figure, axes = new_axes(5.5, 2.6)
     curves = (
         ("lookups of hot rows", MUTED, [point.accesses for point in points]),
@@ -126,14 +109,10 @@ def hot_curve(points: Sequence[Point]) -> Chart:
     )
     for name, color, shares in curves:
         values = [100 * share for share in shares]
-        axes.plot(bytes_share, values, label=name, color=color, marker="o", markersize=3, linewidth=1.5)
+        axes.plot(row_share, values, label=name, color=color, marker="o", markersize=3, linewidth=1.5)
     low, high = ([100 * getattr(point.inputs, end) for point in points] for end in ("low", "high"))
-    axes.fill_between(bytes_share, low, high, color=ACCENT, alpha=0.2, linewidth=0)
-    axes.set(xlabel="hot bytes, % of all rows'", ylabel="%", ylim=(0, 100))
+    axes.fill_between(row_share, low, high, color=ACCENT, alpha=0.2, linewidth=0)
+    axes.set(xlabel="hot rows, % of all rows", ylabel="%", ylim=(0, 100))
     axes.grid(color=LINE)
     words = {_INPUTS: f"{_INPUTS}, with the 99 % interval"}
     return Chart(title="Hot rows", note="benefit of a budget", figure=figure, words=words, wide=True)
-
-
-def _interval(point: Point) -> str:
-    return f"{point.inputs.low:.2%} to {point.inputs.high:.2%}"
