@@ -30,12 +30,13 @@ from benchmarks.timing import alternate
 from stratarec import Scorer
 from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
-from stratarec.serving.export_manifest import PROGRAM, TABLES, ExportManifest
+from stratarec.serving.export_manifest import TABLES, ExportManifest
 from stratarec.training.export.export import export
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 DENSE, CATEGORIES, VALUES = 13, 26, 50_000
+PROGRAM = "program.pt2"
 Columns = dict[str, list[Any]]
 Network = Callable[[NDArray[np.float32], NDArray[np.float32]], NDArray[np.float32]]
 
@@ -76,7 +77,23 @@ def make_export(root: Path, steps: int) -> Path:
     )
     Trainer(recipe, prepare(recipe.data)).train()
     with open_run(root / "run") as trained:
-        return export(trained, root / "export", program=True, onnx=True)
+        network = trained.model.network.eval()
+        batch = {0: torch.export.Dim("batch", min=1)}
+        inputs = torch.zeros(3, DENSE), torch.zeros(3, sum(trained.model.embeddings.dims))
+        program = torch.export.export(Probability(network), inputs, dynamic_shapes=((batch, batch),))
+        torch.export.save(program, root / PROGRAM)
+        return export(trained, root / "export", onnx=True)
+
+
+class Probability(torch.nn.Module):
+    """A network with probabilities as its output."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.network.padded(*inputs))  # type: ignore[operator]
 
 
 class Plain:
@@ -114,7 +131,7 @@ def onnx_network(folder: Path, threads: int) -> Network:
 
 def torch_network(folder: Path) -> Network:
     """torch's, on the program that this benchmark exported itself."""
-    program = torch.export.load(folder / PROGRAM).module()
+    program = torch.export.load(folder.parent / PROGRAM).module()
 
     def run(dense: NDArray[np.float32], pooled: NDArray[np.float32]) -> NDArray[np.float32]:
         with torch.inference_mode():

@@ -186,7 +186,7 @@ def train(
 
 
 def agreeing_scores(
-    run: str | Path, log: Path, root: Path, *, program: bool = False, rtol: float = 1e-4
+    run: str | Path, log: Path, root: Path, *, rtol: float = 1e-4
 ) -> tuple[Scorer, np.ndarray[Any, Any]]:
     """The scorer of an export of a run, and its scores of a Parquet log: within `rtol` those of the raw log, and those
     that the run predicts of the test split that was made of it."""
@@ -194,7 +194,7 @@ def agreeing_scores(
         predict(trained, "test", root / "test.parquet", SilentProgress())
         fresh = RawLogs(trained, [str(log)])
         raw = np.concatenate([part.logits for part in fresh.scored(SilentProgress())])
-        export(trained, root / "export", program=program)
+        export(trained, root / "export")
     scorer = Scorer.open(root / "export")
     scores = scorer.score(pl.read_parquet(log))
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-raw.astype(np.float64))), rtol=rtol)

@@ -86,7 +86,7 @@ def test_a_model_of_a_package_is_trained_by_the_command_line_and_exported(site: 
     with open_run(tmp_path / "run") as trained:
         assert type(trained.model.network.score).__name__ == "NFMScore"
         assert trained.recipe.to_dict()["model"]["deep_mlp"] == [8]
-        export(trained, tmp_path / "export", program=True)
+        export(trained, tmp_path / "export")
     scorer = Scorer.open(tmp_path / "export")
     columns = scorer.manifest.columns
     frame = {feature.name: [1, 2] for feature in (*columns.dense, *columns.sparse)}

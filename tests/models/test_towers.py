@@ -13,7 +13,6 @@ from torch.nn import functional
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, TowersConfig, build_model
 from stratarec.models.towers import DotTower, TowerNetwork
 from stratarec.models.zoo.config import DCNv2Config
-from stratarec.training.export.program import _Probability
 
 PLAN = (("place",), ("history", "item"), ("tags",))
 CONFIGS: list[ModelConfig] = [
@@ -105,17 +104,3 @@ def test_padded_is_the_same_function(config: ModelConfig, pooling: Any) -> None:
         torch.testing.assert_close(
             model.network.padded(dense, pooled, *sequences), model.network(dense, pooled, histories)
         )
-
-
-@pytest.mark.parametrize(("config", "compression", "dense"), [(CONFIGS[0], 1.0, 0), (CONFIGS[1], 2.0, 2)])
-def test_towers_are_exported_for_any_batch(config: ModelConfig, compression: float, dense: int) -> None:
-    model = build_model(towers(config, compression), schema(dense), ROWS).eval()
-    columns = sum(model.embeddings.dims)
-    batch = torch.export.Dim("batch", min=1)
-    program = torch.export.export(
-        _Probability(model.network).eval(), (torch.zeros(3, dense), torch.zeros(3, columns)),
-        dynamic_shapes=({0: batch}, {0: batch}),
-    )  # fmt: skip
-    given = torch.randn(7, dense), torch.randn(7, columns)
-    with torch.no_grad():
-        torch.testing.assert_close(program.module()(*given), torch.sigmoid(model.network.padded(*given)))

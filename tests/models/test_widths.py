@@ -82,7 +82,7 @@ def test_a_run_with_tiers_predicts_what_its_export_scores(tmp_path: Path) -> Non
     assert main(["train", str(tmp_path / "r.yaml"), "-q"]) == 0
     assert main(["check", str(tmp_path / "run")]) == 0
     assert main(["predict", str(tmp_path / "run"), "-q", "-o", str(tmp_path / "s.parquet")]) == 0
-    assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "e"), "--program", "-q"]) == 0
+    assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "e"), "-q"]) == 0
     found = pl.read_parquet(tmp_path / "s.parquet")
     scores = Scorer.open(tmp_path / "e").score(log[found["row"].to_numpy() - 1])
     np.testing.assert_allclose(found["score"], scores, rtol=1e-5)

@@ -38,7 +38,6 @@ from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.serving.features import FeatureEncoder
 from stratarec.training.export.export import export
-from stratarec.training.export.program import _program
 from stratarec.training.predict import predict
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
@@ -210,17 +209,10 @@ def test_scores_are_those_of_predict(root: Path, log: pl.DataFrame, kind: str, p
 
 @pytest.mark.parametrize("kind", FIELDS)
 def test_every_model_is_exported(root: Path, log: pl.DataFrame, kind: str) -> None:
-    """In the log's own groups; to the scorer, to a reader of README.txt, and as a program."""
+    """In the log's own groups; to the scorer, and to a reader of README.txt."""
     model = {"embedding_dim": 4, **FIELDS[kind], "kind": kind}
     made = content(root, model, "auto", max_steps=30)
     scores = exported(root, kind, made)["score"].to_numpy()
-    with open_run(root / f"run-{kind}") as trained:
-        program = _program(trained).module()
-        sequences = [torch.zeros(2, 3, 4), torch.ones(2, 3, dtype=torch.bool)] if kind == "din" else []
-        given = torch.randn(2, 2), torch.randn(2, sum(trained.model.embeddings.dims)), *sequences
-        with torch.no_grad():
-            expected = torch.sigmoid(trained.model.network.padded(*given))
-            torch.testing.assert_close(program(*given), expected)
     np.testing.assert_allclose(Scorer.open(root / kind).score(log), scores, rtol=2e-6, atol=1e-7)
     stranger = Stranger(root / kind)
     theirs = [stranger.score(row) for row in log[:20].to_dicts()]

@@ -49,21 +49,21 @@ def limited(arguments: tuple[str, ...], run: Path, output: Path, limit: int) -> 
 
 @pytest.mark.slow
 def test_a_file_that_cannot_be_written_whole_leaves_nothing(run: Path, tmp_path: Path) -> None:
-    assert main(["export", "-q", str(run), "-o", str(tmp_path / "whole"), "--program"]) == 0
+    assert main(["export", "-q", str(run), "-o", str(tmp_path / "whole")]) == 0
     sizes = sorted({path.stat().st_size for path in (tmp_path / "whole").rglob("*") if path.is_file()})
     shutil.rmtree(tmp_path / "whole")
-    # Each time another file is the first one that is too large; the program is the largest but one.
+    # Each time another file is the first one that is too large.
     for limit in (4096, sizes[-2] - 1, sizes[-1] - 1):
-        done = limited(("export", "--program"), run, tmp_path / "out", limit)
+        done = limited(("export",), run, tmp_path / "out", limit)
         assert done.returncode == 2, (limit, done.stderr)
         assert done.stderr.count("\n") == 1
         assert "File too large" in done.stderr
         assert "terminate" not in done.stderr
         assert not list(tmp_path.iterdir()), limit
-    assert limited(("export", "--program"), run, tmp_path / "out", sizes[-1]).returncode == 0
+    assert limited(("export",), run, tmp_path / "out", sizes[-1]).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["predict", "export", "export --program"])
+@pytest.mark.parametrize("command", ["predict", "export"])
 def test_a_full_disk_leaves_nothing(
     run: Path, small_disk: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

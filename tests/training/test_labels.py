@@ -148,7 +148,7 @@ def test_each_label_has_its_metrics_and_its_scores(
 
 
 def test_an_export_scores_each_label(place: Path, scores: pl.DataFrame) -> None:
-    assert main(["export", str(place / "run"), "-o", str(place / "export"), "--program", "-q"]) == 0
+    assert main(["export", str(place / "run"), "-o", str(place / "export"), "-q"]) == 0
     frame, log = scores, pl.read_parquet(place / "log.parquet")
     scorer = Scorer.open(place / "export")
     assert scorer.labels == ("click", "like", "stars")

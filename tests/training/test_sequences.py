@@ -118,7 +118,7 @@ def test_fresh_logs_and_exports_score_as_the_data_set(tmp_path: Path, groups: st
     frame = write_log(tmp_path)
     made = recipe(tmp_path, groups=groups)
     Trainer(made, prepare(made.data)).train()
-    scorer, exported = agreeing_scores(made.run, tmp_path / "log.parquet", tmp_path, program=True)
+    scorer, exported = agreeing_scores(made.run, tmp_path / "log.parquet", tmp_path)
     changed = frame.with_columns(last_kind=pl.col("last_kind").list.reverse())
     assert not np.allclose(scorer.score(changed), exported, rtol=1e-4)
     pair = {"item": [1, 2], "kind": ["k1", "k2"], "last": [[3], [4, 5]], "last_kind": [["k3"], ["k4"]]}

@@ -350,12 +350,6 @@ def _export_options(command: argparse.ArgumentParser) -> None:
         "--since", metavar="EXPORT", help="also write the changes since EXPORT to OUTPUT.delta, for Scorer.update"
     )
     command.add_argument(
-        "--program",
-        action="store_true",
-        help="also write program.pt2, which torch loads without StrataRec; loading such a file runs code in it, so "
-        "load only your own",
-    )
-    command.add_argument(
         "--onnx", action="store_true", help="also write the network as network.onnx (needs stratarec[onnx])"
     )
 
@@ -386,7 +380,7 @@ def export(args: argparse.Namespace) -> None:
         check_absent(delta)
         ExportManifest.read(Path(args.since))
     with open_run(args.run, same_samples=False) as trained:
-        run(trained, output, program=args.program, onnx=args.onnx, repeated=repeated)
+        run(trained, output, onnx=args.onnx, repeated=repeated)
         print_lines(f"export {output}; model: {trained.description}")
     if args.since:
         share = write_delta(ExportedModel.open(Path(args.since)), output, delta)

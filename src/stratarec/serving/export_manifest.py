@@ -8,7 +8,7 @@ An export is a directory:
                                @rows/<table>: [K] int64 and @float32/<table>: [K, D], the rows with exact values
     vocabulary/0000-x.parquet  value, id and count of each value of a vocabulary; the manifest has its name
     README.txt                 this description
-    program.pt2, network.onnx  only on request: the network as torch.export wrote it, or as ONNX
+    network.onnx               only on request: the network as ONNX
 
 A delta contains the changes between an export, its parent, and a later export:
 
@@ -20,9 +20,8 @@ A delta contains the changes between an export, its parent, and a later export:
     vocabulary/0000-x.parquet  values that follow the values of the parent
 
 Deltas must be applied in order without a gap: each names its parent by a hash of the parent's manifest and files.
-Except for program.pt2, all files contain only data. An export or delta may be untrusted, so nothing in it is used
-before it is checked, and `Scorer` never opens program.pt2 and network.onnx: torch unpickles parts of a program, and a
-pickle can run any code; a graph can take any time and memory."""
+All files contain only data. An export or delta may be untrusted, so nothing in it is used before it is checked, and
+`Scorer` never opens network.onnx, because a graph can take any time and memory."""
 
 from __future__ import annotations
 
@@ -49,8 +48,8 @@ from stratarec.models.calibration import LogitMap
 
 FORMAT: Literal[5] = 5
 DELTA_FORMAT: Literal[3] = 3
-MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX = (
-    "manifest.json", "network.safetensors", "tables.safetensors", "README.txt", "program.pt2", "network.onnx",
+MANIFEST, NETWORK, TABLES, README, ONNX = (
+    "manifest.json", "network.safetensors", "tables.safetensors", "README.txt", "network.onnx",
 )  # fmt: skip
 DELTA, DELTA_ROWS = "delta.json", "rows.safetensors"
 ADVICE = "export the model again"
@@ -207,8 +206,8 @@ class ExportManifest(Model):
     def _files(self) -> Iterator[str]:
         paths = [entry.path for entry in self.vocabularies.values()]
         needed = {NETWORK, TABLES, README, *paths}
-        if len(set(paths)) != len(paths) or set(self.files) - {PROGRAM, ONNX} != needed:
-            yield f"files: {sorted(self.files)}, expected {sorted(needed)}, optionally {PROGRAM} and {ONNX}"
+        if len(set(paths)) != len(paths) or set(self.files) - {ONNX} != needed:
+            yield f"files: {sorted(self.files)}, expected {sorted(needed)}, optionally {ONNX}"
 
     def configs(self) -> list[EmbeddingBagConfig]:
         """Return the configurations of the tables."""

@@ -25,7 +25,8 @@ _MISSING = "onnx and onnxruntime are not installed: pip install 'stratarec[onnx]
 
 
 class OnnxNetwork:
-    """The network of an export as sessions of ONNX Runtime, one for each number of threads that is used.
+    """The network of an export as sessions of ONNX Runtime, one for each number of threads that is used. `content` is
+    the ONNX model.
 
     Raises
     ------
@@ -44,7 +45,7 @@ class OnnxNetwork:
         self._runtime, self._lock = onnxruntime, Lock()
         self._sessions: dict[int, Any] = {}
         examples = [_example(network, manifest, *sizes) for sizes in _SIZES]
-        self._content = to_onnx(network, *examples[:2])
+        self.content = to_onnx(network, *examples[:2])
         for example in examples:
             self._compare(network, example)
 
@@ -70,7 +71,7 @@ class OnnxNetwork:
                 # Threads that wait for the next call would take the cores from the lookups.
                 options.add_session_config_entry("session.intra_op.allow_spinning", "0")
                 self._sessions[threads] = self._runtime.InferenceSession(
-                    self._content, options, providers=["CPUExecutionProvider"]
+                    self.content, options, providers=["CPUExecutionProvider"]
                 )
             return self._sessions[threads]
 

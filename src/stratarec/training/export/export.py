@@ -1,8 +1,6 @@
 """Export a trained model. `serving.export_manifest` describes the format.
 
-An export is data: configuration, weights, encoded tables and vocabularies. On request it also contains `program.pt2`,
-the network as `torch.export` writes it. torch unpickles parts of such a file, which can run any code, so open only
-files that you trust. `stratarec.Scorer` never opens them.
+An export is data: configuration, weights, encoded tables and vocabularies, and on request the network as ONNX.
 
 Records of tables are copied without their optimizer state. Rows that were in level 0 at the end of training are also
 exported as float32, so that scores equal the scores of `predict`; these are the popular rows. Rows that were never
@@ -30,7 +28,7 @@ from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.codecs import FloatRows
 from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.tables.cached import CachedTables
-from stratarec.errors import CheckpointError, DatasetError
+from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.io.atomic import check_absent, file_hash, rename_directory, storage_errors, working_directory
 from stratarec.io.names import file_name
 from stratarec.io.sealed import describe_error, regular_file_below
@@ -43,7 +41,6 @@ from stratarec.serving.export_manifest import (
     MANIFEST,
     NETWORK,
     ONNX,
-    PROGRAM,
     README,
     ROWS,
     TABLES,
@@ -54,28 +51,27 @@ from stratarec.serving.export_manifest import (
     ExportManifest,
     inputs,
 )
-from stratarec.training.export.program import check_onnx, onnx_bytes, program_bytes
+from stratarec.serving.onnx_graph import Unsupported
+from stratarec.serving.onnx_network import OnnxNetwork
 from stratarec.training.run.open_run import TrainedModel
 
-_PARTS = {MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX, "vocabulary"}
+_PARTS = {MANIFEST, NETWORK, TABLES, README, ONNX, "vocabulary"}
 
 
-def export(
-    trained: TrainedModel, folder: Path, *, program: bool = False, onnx: bool = False, repeated: bool = False
-) -> Path:
+def export(trained: TrainedModel, folder: Path, *, onnx: bool = False, repeated: bool = False) -> Path:
     """Export a trained model into the new directory `folder`, and return `folder`.
 
     Parameters
     ----------
-    program, onnx : bool
-        Whether to write also ``program.pt2`` or ``network.onnx``.
+    onnx : bool
+        Whether to write also ``network.onnx``.
     repeated : bool
         Whether to accept a `folder` that already contains the same export.
 
     Raises
     ------
     ConfigError
-        If ONNX is not installed.
+        If ONNX is not installed, or cannot represent the network.
     StorageError
         If the export cannot be written. No part of it remains then.
     CheckpointError
@@ -85,10 +81,8 @@ def export(
     """
     if not repeated:
         check_absent(folder)
-    if onnx:
-        check_onnx()
     with new_directory(folder, _PARTS) as temporary:
-        _write(trained, temporary, program=program, onnx=onnx)
+        _write(trained, temporary, onnx=onnx)
         if repeated and (folder / MANIFEST).exists():
             if ExportManifest.read(folder).fingerprint != ExportManifest.read(temporary).fingerprint:
                 check_absent(folder)
@@ -109,7 +103,7 @@ def new_directory(folder: Path, parts: set[str]) -> Iterator[Path]:
             rename_directory(temporary, folder)
 
 
-def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) -> None:
+def _write(trained: TrainedModel, folder: Path, *, onnx: bool) -> None:
     collection, weights = trained.model.embeddings, trained.model.network.state_dict()
     # The last bias includes the correction for sampled negatives and class weights.
     for correction, name in zip(trained.model.network.correction, _last_biases(trained.model.network), strict=False):
@@ -118,19 +112,35 @@ def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) ->
     writers = {table.name: TableWriter(trained, table) for table in collection.tables}
     write_tensors(folder / TABLES, {name: item for table in writers.values() for name, item in table.tensors().items()})
     vocabularies = _copy_vocabularies(trained.dataset, folder)
-    if program:
-        (folder / PROGRAM).write_bytes(program_bytes(trained))
-    if onnx:
-        (folder / ONNX).write_bytes(onnx_bytes(trained))
-    (folder / README).write_text(read_me(program=program, onnx=onnx), encoding="utf-8")
+    (folder / README).write_text(read_me(onnx=onnx), encoding="utf-8")
+    tables = {name: table.about for name, table in writers.items()}
+    content = {**_describe(trained), "tables": tables, "vocabularies": vocabularies}
     try:
-        tables = {name: table.about for name, table in writers.items()}
-        manifest = ExportManifest(
-            **_describe(trained), tables=tables, vocabularies=vocabularies, files=files_of(folder)
-        )
+        manifest = ExportManifest(**content, files=files_of(folder))
+        if onnx:
+            (folder / ONNX).write_bytes(_onnx_bytes(trained.model.network.eval(), manifest))
+            manifest = ExportManifest(**content, files=files_of(folder))
     except pydantic.ValidationError as error:
         raise CheckpointError(f"{trained.checkpoint} cannot be exported: {describe_error(error)}") from error
     manifest.write(folder)
+
+
+def _onnx_bytes(network: Network, manifest: ExportManifest) -> bytes:
+    """Return the content of ``network.onnx``.
+
+    The inputs are named `dense` and `pooled`, and for each sequence n `rows_<n>` and `mask_<n>`. The output is `score`.
+    """
+    try:
+        content = OnnxNetwork(network, manifest).content
+    except Unsupported as error:
+        raise ConfigError(f"--onnx: {error}") from error
+    from onnx import helper, load_from_string
+
+    model = load_from_string(content)
+    (output,) = model.graph.output
+    model.graph.node.append(helper.make_node("Sigmoid", [output.name], ["score"]))
+    output.name = "score"
+    return bytes(model.SerializeToString(deterministic=True))
 
 
 def _last_biases(network: Network) -> list[str]:
@@ -149,11 +159,11 @@ def files_of(folder: Path) -> dict[str, ExportedFile]:
     }
 
 
-def read_me(*, program: bool, onnx: bool) -> str:
-    """Return the text of README.txt: how to score without StrataRec, and sections on the optional files."""
+def read_me(*, onnx: bool) -> str:
+    """Return the text of README.txt: how to score without StrataRec, and a section on the optional file."""
     kinds = (f"       {kind.name:<12} {kind.about}" for kind in KINDS.values() if kind.about)
     codecs = "\n".join(fill(line, 120, subsequent_indent=" " * 20) for line in kinds)
-    parts = ["export", *(["program"] if program else []), *(["onnx"] if onnx else [])]
+    parts = ["export", *(["onnx"] if onnx else [])]
     texts = [Path(__file__).with_name("readme").joinpath(f"{part}.txt").read_text(encoding="utf-8") for part in parts]
     return "".join(texts).replace("@CODECS@", codecs)
 
