@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratarec.kernels.trees import FIELDS, reference_sum_trees, sum_trees
+from stratarec.kernels.trees import FIELDS, pack_trees, reference_sum_trees, sum_trees
 
 Array = np.ndarray[Any, Any]
 M, T, N, COLUMNS = 2, 5, 7, 3
@@ -36,11 +36,13 @@ def drawn(seed: int, trees: int = T) -> tuple[Array, Array, Array]:
 @pytest.mark.parametrize("trees", [0, 1, 3, T])
 def test_sums_are_those_of_the_reference(trees: int) -> None:
     rows, nodes, leaves = drawn(trees, trees)
-    sums, valid = sum_trees(rows, nodes, leaves)
-    assert valid
+    packed = pack_trees(nodes, COLUMNS)
+    assert packed is not None
+    sums = sum_trees(rows, packed, leaves)
     np.testing.assert_allclose(sums, reference_sum_trees(rows, nodes, leaves), rtol=1e-6, atol=1e-6)
     assert sums.any() == bool(trees)
-    assert sum_trees(rows[:0], nodes, leaves)[0].shape == (0, M)
+    for few in (0, 1, 8, 15):  # sets of few rows are tested in another way
+        np.testing.assert_array_equal(sum_trees(rows[:few], packed, leaves), sums[:few])
 
 
 BAD = (np.nan, np.inf, -np.inf, 1e30, -1e30, float(N), -float(N) - 2, 0.0, 0.5)
@@ -54,8 +56,29 @@ def test_trees_of_any_content_end(field: int, value: float) -> None:
     before trees are used."""
     rows, nodes, leaves = drawn(1)
     nodes[0, 0, :, field] = value
-    valid = sum_trees(rows, nodes, leaves)[1]
-    if field in (2, 3):
-        assert not valid
-    nodes[0, 0, :, 0] = value
-    sum_trees(rows, nodes, leaves)
+    for _ in range(2):
+        packed = pack_trees(nodes, COLUMNS)
+        if field in (2, 3):
+            assert packed is None
+        if packed is not None:
+            assert np.isfinite(sum_trees(rows, packed, leaves)).all()
+        nodes[0, 0, :, 0] = value
+
+
+@pytest.mark.parametrize("child", [(1, 1), (-1, -8), (0, 2), (2, 0)])
+def test_a_node_or_leaf_with_two_parents_is_refused(child: tuple[int, int]) -> None:
+    nodes = drawn(1)[1]
+    place, value = child
+    nodes[0, 0, place, 2] = value
+    assert pack_trees(nodes, COLUMNS) is None
+
+
+def test_a_constant_and_an_uneven_tree() -> None:
+    nodes, leaves = np.full((1, 2, 30, FIELDS), -1, np.float32), np.arange(62, dtype=np.float32).reshape(1, 2, 31) + 1
+    nodes[0, 0, 0, :4] = 0, np.finfo(np.float32).max, -1, -2
+    nodes[0, 1, :, 0], nodes[0, 1, :, 1] = 0, np.arange(30)
+    nodes[0, 1, :, 2], nodes[0, 1, :, 3] = -1 - np.arange(30), np.append(np.arange(1, 30), -31)
+    rows = np.arange(-2, 33, dtype=np.float32)[:, None]
+    packed = pack_trees(nodes, 1)
+    assert packed is not None
+    np.testing.assert_array_equal(sum_trees(rows, packed, leaves), reference_sum_trees(rows, nodes, leaves))

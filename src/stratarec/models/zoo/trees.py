@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.errors import TrainingError
-from stratarec.kernels.trees import FIELDS, sum_trees
+from stratarec.kernels.trees import FIELDS, PackedTrees, pack_trees, sum_trees
 
 MEMBERS = 2
 """M, number of members that are trees (`training/steps/trees.py` says how they differ)."""
@@ -43,6 +43,7 @@ class TreeMembers(nn.Module):
         super().__init__()
         self.features: tuple[tuple[str, bool], ...] = ()
         """The sparse features in order, and whether each is a list."""
+        self._packed: tuple[Tensor, int, PackedTrees] | None = None
         self.register_buffer("nodes", torch.full((MEMBERS, trees, LEAVES - 1, FIELDS), -1.0))
         self.register_buffer("leaves", torch.zeros(MEMBERS, trees, LEAVES))
 
@@ -64,8 +65,12 @@ class TreeMembers(nn.Module):
 
     def forward(self, dense: Tensor, sparse: KeyedJagged) -> Tensor:
         """Return the logits of members, ``[B, M]``, on the CPU."""
-        nodes, leaves = self.nodes.cpu().numpy(), self.leaves.cpu().numpy()
-        logits, valid = sum_trees(self.columns(dense, sparse), nodes, leaves)
-        if not valid:
-            raise TrainingError("the trees of the ensemble are damaged: a node does not exist; use another checkpoint")
-        return torch.from_numpy(logits)
+        rows, version = self.columns(dense, sparse), self.nodes._version
+        if self._packed is None or self._packed[0] is not self.nodes or self._packed[1] != version:
+            packed = pack_trees(self.nodes.cpu().numpy(), rows.shape[1])
+            if packed is None:
+                raise TrainingError(
+                    "the trees of the ensemble are damaged: a node does not exist; use another checkpoint"
+                )
+            self._packed = self.nodes, version, packed
+        return torch.from_numpy(sum_trees(rows, self._packed[2], self.leaves.cpu().numpy()))
