@@ -1,4 +1,4 @@
-"""Ranks that serve all tests of a process."""
+"""Fixture for ranks that all tests of a process share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of ranks in tests: train a collection on a share of batches that all ranks know."""
+"""Jobs that ranks run in tests: train a collection on a rank's samples of batches that are the same in every test."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ TABLES = (
     EmbeddingBagConfig(name="page", num_embeddings=40, embedding_dim=4, feature_names=("page",)),
     EmbeddingBagConfig(name="tiny", num_embeddings=2, embedding_dim=8, feature_names=("tiny",)),
 )  # fmt: skip
-KEYS = {"page": 40, "item": 300, "user": 500, "history": 300, "friend": 500, "tiny": 2}  # an order of its own
+KEYS = {"page": 40, "item": 300, "user": 500, "history": 300, "friend": 500, "tiny": 2}  # not the order of the tables
 SAMPLES = 24
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained, and how."""
+    """Collection, layout and batches of a training job."""
 
     layout: str
     """``whole``: each table pooled by its owner. ``rows``: each on one rank, rows travel. ``split``: row by row over
@@ -58,17 +58,17 @@ def places(layout: str, ranks: int) -> dict[str, Place]:
         "whole": ("whole",) * 4, "rows": ("rows",) * 4, "split": ("split",) * 4,
         "mixed": ("split", "whole", "rows", "whole"),
     }[layout]  # fmt: skip
-    found = {}
+    places_by_table = {}
     for number, (table, kind) in enumerate(zip(TABLES, kinds, strict=True)):
         if kind == "split":
-            found[table.name] = Place(first=0, ranks=ranks, travel="rows")
+            places_by_table[table.name] = Place(first=0, ranks=ranks, travel="rows")
         else:
-            found[table.name] = Place(first=number % ranks, travel="pooled" if kind == "whole" else "rows")
-    return found
+            places_by_table[table.name] = Place(first=number % ranks, travel="pooled" if kind == "whole" else "rows")
+    return places_by_table
 
 
 def batch(step: int, singles: bool) -> KeyedJagged:
-    """The batch of all ranks together; skewed ids, bags of 0 to 3."""
+    """Return the batch of all ranks together, with bags of 0 to 3 ids from a skewed distribution."""
     draws = np.random.default_rng(step)
     low, high = (1, 2) if singles else (0, 4)
     lengths = draws.integers(low, high, (len(KEYS), SAMPLES))
@@ -81,8 +81,11 @@ def batch(step: int, singles: bool) -> KeyedJagged:
     return KeyedJagged(keys=tuple(KEYS), values=values, offsets=offsets, batch_size=SAMPLES)
 
 
-def share(step: int, rank: int, ranks: int, uneven: bool) -> slice:
-    """The samples of one rank; where `uneven`, the second has none at every third step, the last one what is left."""
+def rank_samples(step: int, rank: int, ranks: int, uneven: bool) -> slice:
+    """Return the samples of one rank.
+
+    If `uneven`, the second rank has none at every third step and the last rank has the rest.
+    """
     if not uneven:
         return slice(SAMPLES * rank // ranks, SAMPLES * (rank + 1) // ranks)
     ends = [0] * (ranks + 1)
@@ -92,19 +95,21 @@ def share(step: int, rank: int, ranks: int, uneven: bool) -> slice:
     return slice(min(ends[rank], SAMPLES), min(ends[rank + 1], SAMPLES))
 
 
-def tiers(setup: Setup, path: Path | None, share: int = 1) -> TierConfig:
-    """Caches of the two large tables that make every step move rows."""
+def tiers(setup: Setup, path: Path | None, rank_samples: int = 1) -> TierConfig:
+    """Return caches of the two large tables that are small enough for rows to move at every step."""
     if not setup.home:
         return TierConfig()
-    tier = TableTier(home=setup.home, codec=CodecConfig(kind=setup.codec), cache_rows=192 // share)  # type: ignore[arg-type]
+    tier = TableTier(home=setup.home, codec=CodecConfig(kind=setup.codec), cache_rows=192 // rank_samples)  # type: ignore[arg-type]
     paths = {f"{setup.home}_path": path} if setup.home in ("log", "mapped") else {}
     return TierConfig(tables={"item": tier, "user": tier}, ways=16, **paths)  # type: ignore[arg-type]
 
 
-def loss(found: Any, features: KeyedJagged) -> Tensor:
-    """A different number for every sample and column, summed: gradients do not mix samples, so bits can be compared."""
-    return (found.pooled.pow(2) * 0.5 + found.pooled).sum() + sum(
-        (bags.values.pow(2) * 0.25).sum() for bags in found.sequences.values()
+def loss(outputs: Any, features: KeyedJagged) -> Tensor:
+    """Return a sum of a different function of every output, so that gradients do not mix samples and bits can be
+    compared.
+    """
+    return (outputs.pooled.pow(2) * 0.5 + outputs.pooled).sum() + sum(
+        (bags.values.pow(2) * 0.25).sum() for bags in outputs.sequences.values()
     )
 
 
@@ -114,61 +119,62 @@ def row_optimizer(setup: Setup) -> RowOptimizerConfig:
     return RowOptimizerConfig(kind=kind, learning_rate=0.05, **changed)  # type: ignore[arg-type]
 
 
-def single(setup: Setup, path: Path) -> dict[str, Any]:
-    """One process on the batches of all ranks."""
+def train_single(setup: Setup, path: Path) -> dict[str, Any]:
+    """Train in one process on the batches of all ranks."""
     collection = TieredEmbeddingBagCollection(
         TABLES, optimizer=row_optimizer(setup), seed=7,
         tiers=tiers(setup, path / "single"),
     )  # fmt: skip
-    return trained(collection, setup, 0, 1)
+    return train(collection, setup, 0, 1)
 
 
-def sharded(mesh: Mesh, setup: Setup, path: Path) -> dict[str, Any]:
-    """One of several."""
+def train_sharded(mesh: Mesh, setup: Setup, path: Path) -> dict[str, Any]:
+    """Train on the samples of one rank."""
     sharding = Sharding(TABLES, places(setup.layout, mesh.ranks), mesh.ranks)
     collection = ShardedCollection(
         sharding, mesh, optimizer=row_optimizer(setup), seed=7,
         tiers=tiers(setup, path / f"rank-{mesh.rank}"), config=setup.exchange,
     )  # fmt: skip
-    return trained(collection, setup, mesh.rank, mesh.ranks)
+    return train(collection, setup, mesh.rank, mesh.ranks)
 
 
-def trained(collection: Any, setup: Setup, rank: int, ranks: int) -> dict[str, Any]:
-    """Outputs of every step and the tables at the end."""
+def train(collection: Any, setup: Setup, rank: int, ranks: int) -> dict[str, Any]:
+    """Train and return the outputs of every step and the final tables."""
     pooled, rows = [], []
     for step in range(setup.steps):
-        mine = share(step, rank, ranks, setup.uneven)
+        mine = rank_samples(step, rank, ranks, setup.uneven)
         features = batch(step, setup.singles).take(torch.arange(mine.start, mine.stop))
-        found = collection(features)
-        pooled.append(found.pooled.detach().clone())
-        rows.append(found.sequences["history"].values.detach().clone())
-        loss(found, features).backward()
+        outputs = collection(features)
+        pooled.append(outputs.pooled.detach().clone())
+        rows.append(outputs.sequences["history"].values.detach().clone())
+        loss(outputs, features).backward()
     with torch.no_grad():
-        mine = share(0, rank, ranks, setup.uneven)
+        mine = rank_samples(0, rank, ranks, setup.uneven)
         read = collection(batch(0, setup.singles).take(torch.arange(mine.start, mine.stop))).pooled.clone()
     tables = {table.name: {k: v.clone() for k, v in collection.table(table.name).items()} for table in TABLES}
     collection.close()
     return {"pooled": pooled, "rows": rows, "read": read, "tables": tables, "step": collection.step}
 
 
-def together(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Join the results of all ranks to the result of one process."""
-    steps = len(found[0]["pooled"])
-    for other in found[1:]:
-        for name, parts in found[0]["tables"].items():
+def join_ranks(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Join the results of all ranks into the result of one process."""
+    steps = len(results[0]["pooled"])
+    for other in results[1:]:
+        for name, parts in results[0]["tables"].items():
             assert all(torch.equal(parts[part], other["tables"][name][part]) for part in parts), "ranks disagree"
     return {
         **{
-            key: [torch.cat([rank[key][step] for rank in found]) for step in range(steps)] for key in ("pooled", "rows")
+            key: [torch.cat([rank[key][step] for rank in results]) for step in range(steps)]
+            for key in ("pooled", "rows")
         },
-        "read": torch.cat([rank["read"] for rank in found]),
-        "tables": found[0]["tables"],
-        "step": found[0]["step"],
+        "read": torch.cat([rank["read"] for rank in results]),
+        "tables": results[0]["tables"],
+        "step": results[0]["step"],
     }
 
 
-def ahead(mesh: Mesh, setup: Setup, path: Path, depth: int, bad_step: int = -1) -> dict[str, Any]:
-    """As `sharded` (with one rank `single`), prepared `depth` batches ahead; rank 1 has a bad id in one of them."""
+def train_ahead(mesh: Mesh, setup: Setup, path: Path, depth: int, bad_step: int = -1) -> dict[str, Any]:
+    """Train with `depth` batches of lookahead. With several ranks, rank 1 has a bad id in the batch of `bad_step`."""
     share_of = 1 if mesh.ranks == 1 else mesh.rank
     options: dict[str, Any] = {
         "optimizer": RowOptimizerConfig(learning_rate=0.05), "seed": 7,
@@ -182,7 +188,7 @@ def ahead(mesh: Mesh, setup: Setup, path: Path, depth: int, bad_step: int = -1) 
 
     def batches() -> Iterator[KeyedJagged]:
         for step in range(setup.steps):
-            mine = share(step, mesh.rank, mesh.ranks, setup.uneven)
+            mine = rank_samples(step, mesh.rank, mesh.ranks, setup.uneven)
             features = batch(step, setup.singles).take(torch.arange(mine.start, mine.stop))
             if step == bad_step and mesh.rank == 1:
                 features.values[0] = 40
@@ -191,21 +197,21 @@ def ahead(mesh: Mesh, setup: Setup, path: Path, depth: int, bad_step: int = -1) 
     pooled, rows = [], []
     with Prefetcher(collection.engine, batches(), lambda item, _: item, depth=depth) as source:
         for features, prepared in source:
-            found = collection(prepared)
-            pooled.append(found.pooled.detach().clone())
-            rows.append(found.sequences["history"].values.detach().clone())
-            loss(found, features).backward()
+            outputs = collection(prepared)
+            pooled.append(outputs.pooled.detach().clone())
+            rows.append(outputs.sequences["history"].values.detach().clone())
+            loss(outputs, features).backward()
     tables = {table.name: {k: v.clone() for k, v in collection.table(table.name).items()} for table in TABLES}
     collection.close()
     return {"pooled": pooled, "rows": rows, "read": torch.zeros(0), "tables": tables, "step": collection.step}
 
 
-def small(mesh: Mesh, setup: Setup, path: Path) -> None:
-    """Rank 1 has slots for one set of rows only."""
+def train_with_small_cache(mesh: Mesh, setup: Setup, path: Path) -> None:
+    """Train with a cache on rank 1 that holds the rows of only one batch."""
     given = tiers(setup, path)
     if mesh.rank == 1:
         given = replace(
             given, tables={name: replace(tier, cache_rows=2) for name, tier in given.tables.items()}, ways=1
         )
     sharding = Sharding(TABLES, places(setup.layout, mesh.ranks), mesh.ranks)
-    trained(ShardedCollection(sharding, mesh, tiers=given), setup, mesh.rank, mesh.ranks)
+    train(ShardedCollection(sharding, mesh, tiers=given), setup, mesh.rank, mesh.ranks)

@@ -1,6 +1,6 @@
-"""Ranks for tests: processes that stay and run one job after another, each job on a mesh of its own.
+"""Rank processes for tests. They stay alive and run one job after another, each job on its own mesh.
 
-Starting a process costs a second (compiled kernels), a mesh milliseconds.
+Starting a process takes a second (compiled kernels), starting a mesh takes milliseconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 def serve(rank: int, key: bytes) -> None:
-    """Run jobs of the pipe that is the standard input, until it ends."""
+    """Run jobs from the pipe that is the standard input until it closes."""
     current_process().authkey = key
     pipe = Connection(os.dup(0))
     pipe.send(os.getpid())
@@ -64,18 +64,18 @@ def _is_plain(error: BaseException) -> bool:
 
 
 class _Rank:
-    """The process of a rank, and the pipe to it."""
+    """Process of a rank, and the pipe to it."""
 
     def __init__(self, rank: int) -> None:
         self.pipe, there = Pipe()
         with there:
-            key = bytes(current_process().authkey)  # tensors travel as files, which are handed to whoever knows it
+            key = bytes(current_process().authkey)  # tensors are sent as files, which need this key
             code = f"import sys; sys.path[:] = {sys.path!r}; from distributed.ranks import serve; serve({rank}, {key})"
             self._ended = forked.begin(code, there.fileno())
         self.pid: int = self.pipe.recv()
 
     def alive(self, seconds: float = 0.0) -> bool:
-        """Whether it has not ended by then."""
+        """Return whether the process is still running after `seconds`."""
         return not select.select([self._ended], [], [], seconds)[0]
 
     def close(self) -> None:
@@ -86,13 +86,13 @@ class _Rank:
 
 
 class Ranks:
-    """Up to four ranks on this machine; a context manager."""
+    """Context manager for up to four ranks on this machine."""
 
     def __init__(self) -> None:
         self._workers: list[_Rank] = []
 
     def start(self, ranks: int) -> None:
-        """Have so many processes, each able to run jobs."""
+        """Ensure that this many processes are running, each ready for a job."""
         for rank in range(ranks):
             if rank == len(self._workers):
                 self._workers.append(_Rank(rank))
@@ -104,15 +104,15 @@ class Ranks:
         self, ranks: int, job: Job, arguments: Sequence[Sequence[Any]], timeout: float = 30.0, local: int = 0,
         towers: int = 0,
     ) -> None:  # fmt: skip
-        """Let every rank run ``job(mesh, *arguments[rank])``."""
+        """Start ``job(mesh, *arguments[rank])`` on every rank."""
         self.start(ranks)
         port = free_port()
         for worker, given in zip(self._workers[:ranks], arguments, strict=True):
             worker.pipe.send((job, given, ranks, port, timeout, local, towers))
 
     def end(self, ranks: int) -> list[Any]:
-        """Return the result or the exception of each rank; None for a rank that died."""
-        found = []
+        """Return the result or the exception of each rank, and None for a rank that died."""
+        answers = []
         for worker in self._workers[:ranks]:
             try:
                 answer, where = worker.pipe.recv()
@@ -120,27 +120,27 @@ class Ranks:
                 answer, where = None, ""
             if isinstance(answer, str) and where:
                 answer = AssertionError(where)
-            found.append(answer)
-        return found
+            answers.append(answer)
+        return answers
 
     def run(self, ranks: int, job: Job, *arguments: Any, **options: Any) -> list[Any]:
-        """Return the result of each rank. All ranks have the same arguments. An error of any rank is raised here."""
+        """Run a job on all ranks with the same arguments and return their results. Raise the error of any rank."""
         self.begin(ranks, job, [arguments] * ranks, **options)
-        found = self.end(ranks)
-        for answer in found:
+        answers = self.end(ranks)
+        for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
-        return found
+        return answers
 
     def refused(self, ranks: int, job: Job, *arguments: Any, **options: Any) -> set[str]:
         """Return the error messages of the ranks; every rank must raise an error."""
         self.begin(ranks, job, [arguments] * ranks, **options)
-        found = self.end(ranks)
-        assert all(isinstance(answer, Exception) for answer in found), found
-        return {str(answer) for answer in found}
+        answers = self.end(ranks)
+        assert all(isinstance(answer, Exception) for answer in answers), answers
+        return {str(answer) for answer in answers}
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to a rank; wait for the end of one that is killed, or the next job is sent to it."""
+        """Send a signal to a rank. After SIGKILL, wait until the process ends, so that no later job is sent to it."""
         os.kill(self._workers[rank].pid, number)
         if number == signal.SIGKILL:
             self._workers[rank].alive(5.0)

@@ -1,4 +1,4 @@
-"""Labels, weights, sequences and widths under several ranks: the model, metrics and scores of one process."""
+"""Test labels, weights, sequences and widths on several ranks: model, metrics and scores equal those of one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 from distributed.ranks import Ranks
-from distributed.test_runs import assert_near, model, scored, train
+from distributed.test_runs import assert_near, model, score, train
 
 from recipes import tiny
 from stratarec.data.dataset.dataset import Dataset
@@ -22,7 +22,7 @@ ROWS = 1600
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a prepared data set."""
+    """Return a folder with a prepared data set."""
     root = tmp_path_factory.mktemp("features")
     draws = np.random.default_rng(7)
     last = [draws.integers(0, 40, draws.integers(0, 6)).tolist() for _ in range(ROWS // 4)]
@@ -39,14 +39,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
         schema_overrides={"last": pl.List(pl.Int64), "last_kind": pl.List(pl.Int64)},
     ).write_parquet(root / "log.parquet")
-    prepare(recipe(root, root / "unused").data)
+    prepare(make_recipe(root, root / "unused").data)
     return root
 
 
-def recipe(home: Path, run: Path, **train: Any) -> Recipe:
+def make_recipe(home: Path, run: Path, **train: Any) -> Recipe:
     options = {"batch_size": 90, "max_steps": 12, "eval_every": 6, "portions": 2, "loss_weights": {"like": 0.3}}
     options["class_weight"] = "balanced"
-    made = tiny(home, **options | train, run=str(run))
+    config = tiny(home, **options | train, run=str(run))
     schema = {
         "labels": ["click", "like"],
         "user": "who",
@@ -58,33 +58,33 @@ def recipe(home: Path, run: Path, **train: Any) -> Recipe:
             {"name": "last_kind", "kind": "sequence", "of": "kind", "beside": "last"},
         ],
     }
-    made["data"]["source"] = {"kind": "parquet", "paths": [str(home / "log.parquet")], "schema": schema}
-    made["model"] |= {
+    config["data"]["source"] = {"kind": "parquet", "paths": [str(home / "log.parquet")], "schema": schema}
+    config["model"] |= {
         "history": {"pooling": "target_attention"},
         "heads": {"kind": "mmoe"},
         "embedding_dims": {"kind": 2},
     }
-    return Recipe.from_dict({**made, "distributed": {"sharding": "row"}})
+    return Recipe.from_dict({**config, "distributed": {"sharding": "row"}})
 
 
 def numbers(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Without the calibration by bins, whose samples move with a logit's last bit."""
+    """Drop the calibration by bins, because the last bit of a logit can move a sample to another bin."""
     return {name: value for name, value in metrics.items() if name != "reliability"}
 
 
 @pytest.mark.slow
-def test_ranks_train_and_score_as_one_process(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+def test_ranks_train_and_score_like_one_process(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     data = Dataset.open(home / "data")
     assert any({"last", "last_kind"} <= set(names) for names in data.groups.values())
-    want = train(Mesh.alone(), recipe(home, tmp_path / "one"))
-    found = ranks.run(2, train, recipe(home, tmp_path / "two"))
-    assert found[0] == found[1]
-    np.testing.assert_allclose(found[0]["losses"], want["losses"], rtol=1e-4)
-    for label, figures in want["test"]["labels"].items():
-        assert numbers(found[0]["test"]["labels"][label]) == pytest.approx(numbers(figures), abs=1e-3)
+    expected = train(Mesh.alone(), make_recipe(home, tmp_path / "one"))
+    results = ranks.run(2, train, make_recipe(home, tmp_path / "two"))
+    assert results[0] == results[1]
+    np.testing.assert_allclose(results[0]["losses"], expected["losses"], rtol=1e-4)
+    for label, figures in expected["test"]["labels"].items():
+        assert numbers(results[0]["test"]["labels"][label]) == pytest.approx(numbers(figures), abs=1e-3)
     assert_near(model(tmp_path / "two"), model(tmp_path / "one"), 1e-4)
-    alone = scored(Mesh.alone(), tmp_path / "two", tmp_path / "one.parquet")
-    for rank in ranks.run(2, scored, tmp_path / "two", tmp_path / "two.parquet"):
+    alone = score(Mesh.alone(), tmp_path / "two", tmp_path / "one.parquet")
+    for rank in ranks.run(2, score, tmp_path / "two", tmp_path / "two.parquet"):
         assert numbers(rank["metrics"]["labels"]["like"]) == pytest.approx(
             numbers(alone["metrics"]["labels"]["like"]), abs=1e-6
         )
@@ -95,6 +95,6 @@ def test_ranks_train_and_score_as_one_process(ranks: Ranks, home: Path, tmp_path
 @pytest.mark.slow
 def test_ranks_without_samples_share_every_label(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     few = {"batch_size": 1, "portions": 1, "max_steps": 6, "eval_every": 0}
-    train(Mesh.alone(), recipe(home, tmp_path / "one", **few))
-    ranks.run(2, train, recipe(home, tmp_path / "two", **few))
+    train(Mesh.alone(), make_recipe(home, tmp_path / "one", **few))
+    ranks.run(2, train, make_recipe(home, tmp_path / "two", **few))
     assert_near(model(tmp_path / "two"), model(tmp_path / "one"), 1e-5)

@@ -1,4 +1,4 @@
-"""Meshes: what ranks do together, what they refuse together, and what happens when one of them has ended."""
+"""Test meshes: collectives, errors that reach all ranks, and ranks that have ended."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ ROLLS: dict[str, tuple[list[Any], str]] = {
 
 
 @pytest.mark.parametrize("case", ROLLS)
-def test_ranks_answer_the_roll_before_they_connect(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By threads and a store in memory. All say the same, also where one answered and was killed then."""
+def test_ranks_check_each_other_before_they_connect(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks are threads with a store in memory.
+
+    All report the same error, even if one rank was killed after it had answered.
+    """
     monkeypatch.setattr("stratarec.distributed.failures._GRACE_SECONDS", 0.3)
     store, (abouts, message) = HashStore(), ROLLS[case]
 
@@ -64,45 +67,45 @@ def test_ranks_answer_the_roll_before_they_connect(case: str, monkeypatch: pytes
         return ""
 
     with ThreadPoolExecutor(3) as threads:
-        for said in threads.map(answer, range(3)):
-            assert said.startswith(message)
-            assert bool(said) == bool(message)
+        for report in threads.map(answer, range(3)):
+            assert report.startswith(message)
+            assert bool(report) == bool(message)
 
 
 def values(rank: int, size: int = 1001) -> torch.Tensor:
-    """Numbers of very different sizes: their sum depends on its order."""
+    """Return numbers of very different magnitudes, whose sum depends on the order."""
     draws = torch.Generator().manual_seed(rank)
     return torch.randn(size, generator=draws) * 10 ** torch.randint(-6, 7, (size,), generator=draws)
 
 
-def summed(mesh: Mesh) -> torch.Tensor:
+def sum_values(mesh: Mesh) -> torch.Tensor:
     return mesh.rows.sum(values(mesh.rank))
 
 
-def test_sums_are_taken_in_the_order_of_ranks(ranks: Ranks) -> None:
+def test_sums_are_computed_in_rank_order(ranks: Ranks) -> None:
     parts = [values(rank) for rank in range(4)]
-    for found in ranks.run(4, summed):
-        assert torch.equal(found, functools.reduce(torch.add, parts))
+    for total in ranks.run(4, sum_values):
+        assert torch.equal(total, functools.reduce(torch.add, parts))
     assert not torch.equal(functools.reduce(torch.add, parts), functools.reduce(torch.add, parts[::-1]))
 
 
-def reduced(mesh: Mesh) -> list[torch.Tensor]:
+def reduce_weights(mesh: Mesh) -> list[torch.Tensor]:
     weights = [torch.zeros(3, 2), torch.zeros(5), torch.zeros(0)]
     for place, weight in enumerate(weights):
-        if place != mesh.rank:  # a rank without samples may have no gradient at all
+        if place != mesh.rank:  # a rank without samples may have no gradient
             weight.grad = torch.full_like(weight, 10.0**mesh.rank)
     reduce_gradients(mesh.rows, weights)
     return [weight.grad for weight in weights]  # type: ignore[misc]
 
 
 def test_gradients_are_reduced_in_their_shapes(ranks: Ranks) -> None:
-    for found in ranks.run(2, reduced):
-        assert torch.equal(found[0], torch.full((3, 2), 10.0))
-        assert torch.equal(found[1], torch.full((5,), 1.0))
-        assert found[2].shape == (0,)
+    for gradients in ranks.run(2, reduce_weights):
+        assert torch.equal(gradients[0], torch.full((3, 2), 10.0))
+        assert torch.equal(gradients[1], torch.full((5,), 1.0))
+        assert gradients[2].shape == (0,)
 
 
-def differ(mesh: Mesh) -> None:
+def check_different_recipes(mesh: Mesh) -> None:
     mesh.check_same({"recipe": {"train": {"seed": 4 if mesh.rank == 1 else 3}}, "version": "1"})
 
 
@@ -122,7 +125,7 @@ def work_fails(mesh: Mesh, first: int) -> None:
     ("job", "arguments", "message"),
     [
         (
-            differ, (),
+            check_different_recipes, (),
             "rank 1 was started with recipe.train.seed 4, rank 0 with 3: ",
         ),
         (fails, (), "rank 2: file x, row 3: no number"),
@@ -131,7 +134,9 @@ def work_fails(mesh: Mesh, first: int) -> None:
     ],
     ids=["other settings", "agree", "first", "first then others"],
 )  # fmt: skip
-def test_an_error_of_one_rank_is_one_on_all(ranks: Ranks, job: Any, arguments: tuple[Any, ...], message: str) -> None:
+def test_an_error_on_one_rank_is_raised_on_all_ranks(
+    ranks: Ranks, job: Any, arguments: tuple[Any, ...], message: str
+) -> None:
     ranks.begin(3, job, [arguments] * 3)
     for error in ranks.end(3):
         assert isinstance(error, RankError)
@@ -145,11 +150,11 @@ def leaves(mesh: Mesh) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_leaves_reports_why_to_the_others(ranks: Ranks) -> None:
+def test_a_rank_that_leaves_sends_the_reason_to_the_others(ranks: Ranks) -> None:
     ranks.begin(3, leaves, [()] * 3)
-    found = ranks.end(3)
-    assert isinstance(found.pop(1), DataError)
-    assert {str(error) for error in found} == {"rank 1: file y is gone"}
+    answers = ranks.end(3)
+    assert isinstance(answers.pop(1), DataError)
+    assert {str(error) for error in answers} == {"rank 1: file y is gone"}
 
 
 def forever(mesh: Mesh, started: Path) -> None:
@@ -163,17 +168,17 @@ def forever(mesh: Mesh, started: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dead", [0, 2])
-def test_when_a_rank_is_killed_the_others_stop_and_say_which(ranks: Ranks, dead: int, tmp_path: Path) -> None:
+def test_when_a_rank_is_killed_the_others_stop_and_name_it(ranks: Ranks, dead: int, tmp_path: Path) -> None:
     started = tmp_path / "started"
     ranks.begin(3, forever, [(started,)] * 3)
     while not started.exists():
         time.sleep(0.05)
     ranks.kill(dead)
     began = time.monotonic()
-    found = ranks.end(3)
+    answers = ranks.end(3)
     assert time.monotonic() - began < 12
-    assert found.pop(dead) is None
-    for error in found:
+    assert answers.pop(dead) is None
+    for error in answers:
         assert isinstance(error, RankError)
         assert str(error).startswith(f"rank {dead}")
         assert "ended" in str(error)
@@ -186,11 +191,11 @@ def sleeps(mesh: Mesh) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_answer_is_named_after_the_timeout(ranks: Ranks) -> None:
-    ranks.run(2, summed)  # processes that begin need longer than the timeout to meet
+def test_an_unresponsive_rank_is_named_after_the_timeout(ranks: Ranks) -> None:
+    ranks.run(2, sum_values)  # starting processes take longer than the timeout to connect
     ranks.begin(2, sleeps, [()] * 2, timeout=3.0)
-    found = ranks.end(2)
-    assert str(found[0]).startswith("rank 1 ended")
+    answers = ranks.end(2)
+    assert str(answers[0]).startswith("rank 1 ended")
 
 
 def stops(mesh: Mesh) -> None:
@@ -200,20 +205,20 @@ def stops(mesh: Mesh) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_while_others_wait_for_its_files_is_named(ranks: Ranks) -> None:
-    """Whose connections stay; nobody waits for these to end."""
-    ranks.run(2, summed)
+def test_a_stopped_rank_is_named_while_others_wait_for_its_files(ranks: Ranks) -> None:
+    """The connections of a stopped rank stay open, so other ranks cannot rely on them being closed."""
+    ranks.run(2, sum_values)
     ranks.begin(2, stops, [()] * 2, timeout=2.0)
     try:
         (answer,) = ranks.end(1)
         assert str(answer).startswith("rank 1 does not answer: no heartbeat for 2 s")
     finally:
-        for rank in range(2):  # the first still has the group that waits
+        for rank in range(2):  # the first rank still waits in this group
             ranks.kill(rank)
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_terminated_reports_it_and_the_others_repeat_it(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_terminated_rank_reports_the_signal_and_the_others_repeat_it(ranks: Ranks, tmp_path: Path) -> None:
     started = tmp_path / "started"
     ranks.begin(2, forever, [(started,)] * 2)
     while not started.exists():
@@ -231,7 +236,7 @@ def test_a_rank_that_is_terminated_reports_it_and_the_others_repeat_it(ranks: Ra
         ({"WORLD_SIZE": "4", "RANK": "0", "LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE 3 4"),
     ],
 )
-def test_odd_environments_are_refused(
+def test_invalid_environments_are_refused(
     variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
@@ -243,14 +248,14 @@ def test_odd_environments_are_refused(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "no-such-host.invalid"])
-def test_others_that_cannot_be_reached_are_an_error(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_ranks_are_an_error(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with refuses(RankError, f"rank 1 2 {address}:1"), joined(DistributedConfig(timeout=1)):
         pass
 
 
-def test_a_port_that_is_in_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,6 @@
-"""Runs under torchrun: they train, and when a rank is killed the others stop at once, or resume by themselves."""
+"""Test runs under torchrun: they train, and if a rank is killed the others stop at once or the run resumes
+automatically.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from distributed.ranks import Ranks
-from distributed.test_runs import TIERED, assert_near, content, model, train
+from distributed.test_runs import TIERED, assert_near, make_config, model, train
 
 from recipes import KILLS, prepared
 from stratarec.recipe import Recipe
@@ -26,25 +28,27 @@ from stratarec.training import checkpoint
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a prepared data set."""
+    """Return a folder with a prepared data set."""
     root = tmp_path_factory.mktemp("torchrun")
-    prepared(Recipe.from_dict(content(root)).data)
+    prepared(Recipe.from_dict(make_config(root)).data)
     return root
 
 
-def written(home: Path, path: Path, **train: Any) -> Path:
-    """The file of a recipe whose run is next to it."""
+def write_recipe(home: Path, path: Path, **train: Any) -> Path:
+    """Write a recipe file whose run directory is next to it."""
     options = {"max_steps": 80, "epochs": 5, "checkpoint": {"every_steps": 15, "keep": 2}, **train}
-    # What `train` would choose is told, as it is by hand in what these runs are held against.
+    # `train` would choose these options itself. The runs to compare with set them explicitly.
     chosen = {"eval_every": 0, "average": {"decay": 0}, "early_stopping": {"patience": 0}}
-    made = content(home, run=str(path.with_suffix("")), **{**chosen, **options})
-    made["memory"] = TIERED
-    path.write_text(yaml.safe_dump(made))
+    config = make_config(home, run=str(path.with_suffix("")), **{**chosen, **options})
+    config["memory"] = TIERED
+    path.write_text(yaml.safe_dump(config))
     return path
 
 
 @contextmanager
-def started(recipe: Path, *options: str, ranks: int = 2, overwrite: bool = False) -> Iterator[subprocess.Popen[str]]:
+def start_torchrun(
+    recipe: Path, *options: str, ranks: int = 2, overwrite: bool = False
+) -> Iterator[subprocess.Popen[str]]:
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *options,
         "-m", "stratarec", "train", str(recipe), "-q", *(["--overwrite"] if overwrite else []),
@@ -60,10 +64,10 @@ def started(recipe: Path, *options: str, ranks: int = 2, overwrite: bool = False
         process.communicate()
 
 
-def ranks_of(process: subprocess.Popen[str]) -> list[int]:
-    """Processes that torchrun started."""
-    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(pid) for pid in found if b"stratarec" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+def rank_processes(process: subprocess.Popen[str]) -> list[int]:
+    """Return the processes that torchrun started."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"stratarec" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def wait_for_checkpoint(run: Path, process: subprocess.Popen[str]) -> None:
@@ -73,25 +77,25 @@ def wait_for_checkpoint(run: Path, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_a_run_that_ends_with_the_bits_of_one_that_was_not_killed(
+def test_a_run_that_torchrun_restarts_matches_an_uninterrupted_run_bit_for_bit(
     ranks: Ranks, home: Path, tmp_path: Path
 ) -> None:
-    whole = tmp_path / "whole"
-    ranks.run(2, train, Recipe.load(written(home, whole.with_suffix(".yaml"))))
+    uninterrupted = tmp_path / "whole"
+    ranks.run(2, train, Recipe.load(write_recipe(home, uninterrupted.with_suffix(".yaml"))))
     draws = random.Random(4)
     for kill in range(max(KILLS // 3, 1)):
-        recipe = written(home, tmp_path / f"killed-{kill}.yaml")
+        recipe = write_recipe(home, tmp_path / f"killed-{kill}.yaml")
         run = recipe.with_suffix("")
-        # Something to overwrite, which a restart must neither go on from nor overwrite again.
-        shutil.copytree(whole, run)
+        # This earlier run is to be overwritten. A restart must neither resume from it nor overwrite the new run again.
+        shutil.copytree(uninterrupted, run)
         before = set(checkpoint.list_checkpoints(run / "checkpoints"))
-        with started(recipe, "--max-restarts", "3", overwrite=True) as process:
+        with start_torchrun(recipe, "--max-restarts", "3", overwrite=True) as process:
             while set(checkpoint.list_checkpoints(run / "checkpoints")) >= before:
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.02)
             wait_for_checkpoint(run, process)
-            time.sleep(draws.random() / 2)  # from here on anything: steps, exchanges, checkpoints, evaluations
-            pids = ranks_of(process)
+            time.sleep(draws.random() / 2)  # the kill can hit any operation from here on
+            pids = rank_processes(process)
             victim = draws.randrange(2)
             if pids:
                 assert len(pids) == 2
@@ -101,5 +105,5 @@ def test_torchrun_restarts_a_run_that_ends_with_the_bits_of_one_that_was_not_kil
         assert out.count("rank 1 ") == 1, "one rank prints for all"
         assert "of its time waiting" in out
         assert f"stratarec: rank {victim} ended" in err or not pids, err
-        assert_near(model(run), model(whole), 0)
+        assert_near(model(run), model(uninterrupted), 0)
         assert not list((run / "checkpoints").glob(".*")), "something is left behind"

@@ -1,4 +1,6 @@
-"""Runs by towers: two hosts of two ranks train the model of one process; without modules, to the bit."""
+"""Test runs by towers: two hosts with two ranks each train the model of one process, bit for bit without tower
+modules.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from distributed.ranks import Ranks
-from distributed.test_runs import TIERED, assert_near, content, model, train
+from distributed.test_runs import TIERED, assert_near, make_config, model, train
 from models import test_deduplicated as dedup
 from torch.nn import functional
 
@@ -42,25 +44,25 @@ from stratarec.training.trainer import Trainer
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a prepared data set, whose features repeat in sessions."""
+    """Return a folder with a prepared data set whose features repeat in sessions."""
     root = tmp_path_factory.mktemp("towers")
-    prepared(Recipe.from_dict(content(root)).data)
+    prepared(Recipe.from_dict(make_config(root)).data)
     return root
 
 
-def recipe(
+def make_recipe(
     home: Path, run: Path, compression: float = 2.0, memory: Any = None, kind: str = "dlrm",
     pooling: str = "mean", distributed: Any = None, network: Any = None, **train: Any,
 ) -> Recipe:  # fmt: skip
-    made = content(home, run=str(run), **{"max_steps": 16, "eval_every": 10, **train})
-    names = [feature.name for feature in Dataset.open(made["data"]["path"]).schema.sparse]
+    config = make_config(home, run=str(run), **{"max_steps": 16, "eval_every": 10, **train})
+    names = [feature.name for feature in Dataset.open(config["data"]["path"]).schema.sparse]
     ends = [name for name in names if name.startswith(("item", "history"))]
     others = [name for name in names if name not in ends]
     towers = {"plan": [[*ends, *others[::2]], others[1::2]], "compression": compression}
     section = {"embedding_dim": 8, "towers": towers, "history": {"pooling": pooling}, **(network or {})}
-    given = {**made["model"], **section} if kind == "dlrm" else {"kind": kind, "deep_mlp": [16], **section}
+    given = {**config["model"], **section} if kind == "dlrm" else {"kind": kind, "deep_mlp": [16], **section}
     return Recipe.from_dict(
-        {**made, "memory": memory or {}, "model": given, "distributed": {"exchange": "sptt", **(distributed or {})}}
+        {**config, "memory": memory or {}, "model": given, "distributed": {"exchange": "sptt", **(distributed or {})}}
     )
 
 
@@ -72,37 +74,37 @@ CASES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_towers_on_hosts_of_their_own_train_the_model_of_one_process(
+def test_towers_on_several_hosts_train_the_model_of_one_process(
     ranks: Ranks, home: Path, case: dict[str, Any], tmp_path: Path
 ) -> None:
-    want = train(Mesh.alone(), recipe(home, tmp_path / "one", **case))
-    found = ranks.run(4, train, recipe(home, tmp_path / "many", **case), local=2, towers=2)
-    assert found[1:] == found[:1] * 3
-    np.testing.assert_allclose(found[0]["losses"], want["losses"], rtol=1e-4)
+    expected = train(Mesh.alone(), make_recipe(home, tmp_path / "one", **case))
+    results = ranks.run(4, train, make_recipe(home, tmp_path / "many", **case), local=2, towers=2)
+    assert results[1:] == results[:1] * 3
+    np.testing.assert_allclose(results[0]["losses"], expected["losses"], rtol=1e-4)
     assert_near(model(tmp_path / "many"), model(tmp_path / "one"), 1e-4)
 
 
-def pooled(mesh: Mesh, made: Recipe) -> Any:
-    """Train with every table on one rank, which pools."""
+def train_pooled(mesh: Mesh, recipe: Recipe) -> Any:
+    """Train with every table pooled by one rank."""
     given, placement.travel = placement.travel, lambda load, ranks: Place(first=0)
     try:
-        return train(mesh, made)
+        return train(mesh, recipe)
     finally:
         placement.travel = given
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", [{}, REGULARIZED], ids=["plain", "regularized"])
-def test_without_modules_the_exchange_by_towers_has_the_bits_of_the_flat_one(
+def test_without_modules_the_tower_exchange_matches_the_flat_exchange_bit_for_bit(
     ranks: Ranks, home: Path, network: dict[str, Any], tmp_path: Path
 ) -> None:
-    found = []
+    results = []
     for name, towers in (("flat", 0), ("sptt", 2)):
-        made = recipe(home, tmp_path / name, 1.0, deduplicate=False, batch_size=118, network=network)
-        every = ranks.run(4, pooled, made, local=2, towers=towers)
+        recipe = make_recipe(home, tmp_path / name, 1.0, deduplicate=False, batch_size=118, network=network)
+        every = ranks.run(4, train_pooled, recipe, local=2, towers=towers)
         assert all(one == every[0] for one in every), name
-        found.append(every[0])
-    flat, sptt = found
+        results.append(every[0])
+    flat, sptt = results
     assert sptt["losses"] == flat["losses"]
     assert_near(model(tmp_path / "sptt"), model(tmp_path / "flat"), 0)
     for mine, theirs in zip([*sptt["evaluations"], sptt["test"]], [*flat["evaluations"], flat["test"]], strict=True):
@@ -111,64 +113,64 @@ def test_without_modules_the_exchange_by_towers_has_the_bits_of_the_flat_one(
 
 
 @pytest.mark.slow
-def test_a_run_by_towers_resumes_to_the_bit(ranks: Ranks, home: Path, tmp_path: Path) -> None:
-    """Deduplicated data, int8 rows at home in logs, wires that round."""
+def test_a_run_by_towers_resumes_bit_for_bit(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+    """The data is deduplicated, int8 rows are stored in logs, and the wire formats round."""
     wires, runs = {"wire": "int8", "gradient_wire": "fp16", "dense_wire": "bf16"}, []
     for name, parts in (("whole", (16,)), ("cut", (7, 16))):
         memory = {"block": {"path": str(tmp_path / f"rows-{name}"), "budget": "64MiB"}, **TIERED}
         for steps in parts:
-            made = recipe(
+            recipe = make_recipe(
                 home, tmp_path / name, memory=memory, distributed=wires, max_steps=steps, network=REGULARIZED
             )  # fmt: skip
-            found = ranks.run(4, train, made, steps == 16 and name == "cut", local=2, towers=2)
-        runs.append(found[0])
+            results = ranks.run(4, train, recipe, steps == 16 and name == "cut", local=2, towers=2)
+        runs.append(results[0])
     assert runs[0]["cached"] > 0
     assert [tuple(point) for point in runs[1]["losses"]] == runs[0]["losses"]
     assert_near(model(tmp_path / "cut"), model(tmp_path / "whole"), 0)
-    # One process goes on from what two hosts wrote.
-    train(Mesh.alone(), recipe(home, tmp_path / "cut", max_steps=18, network=REGULARIZED), True)
+    # One process resumes from the checkpoint of two hosts.
+    train(Mesh.alone(), make_recipe(home, tmp_path / "cut", max_steps=18, network=REGULARIZED), True)
 
 
-def is_by_towers(mesh: Mesh, made: Recipe) -> bool:
-    return Trainer(made, Dataset.open(made.data.path), mesh=mesh).mesh.between is not None
+def is_by_towers(mesh: Mesh, recipe: Recipe) -> bool:
+    return Trainer(recipe, Dataset.open(recipe.data.path), mesh=mesh).mesh.between is not None
 
 
 def test_auto_chooses_the_exchange_with_the_shorter_predicted_step(ranks: Ranks, home: Path, tmp_path: Path) -> None:
-    for compression, network, exchange, want in (
+    for compression, network, exchange, expected in (
         (1.0, "1Mbit", "auto", False), (8.0, "1Mbit", "auto", True),
         (8.0, "1Mbit", "flat", False),
     ):  # fmt: skip
-        made = recipe(home, tmp_path, compression, distributed={"exchange": exchange, "network": network})
-        assert ranks.run(4, is_by_towers, made, local=2, towers=2) == [want] * 4, (compression, network, exchange)
+        recipe = make_recipe(home, tmp_path, compression, distributed={"exchange": exchange, "network": network})
+        assert ranks.run(4, is_by_towers, recipe, local=2, towers=2) == [expected] * 4, (compression, network, exchange)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "compression", "network", "want"),
+    ("seconds", "compression", "network", "expected"),
     [
         ((1.0, 2.0), 1.0, "100Gbit", "flat"), ((2.0, 1.0), 1.0, "100Gbit", "sptt"),
         ((9.0, inf), 1.0, "100Gbit", "flat"), ((1.0, inf), 8.0, "1Mbit", "sptt"),
     ],
 )  # fmt: skip
-def test_auto_compares_what_the_ranks_compute_and_a_run_keeps_its_choice(
+def test_auto_compares_measured_ranks_and_a_run_keeps_its_choice(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, float], compression: float,
-    network: str, want: str,
+    network: str, expected: str,
 ) -> None:  # fmt: skip
     """If one exchange cannot be measured, only the bytes and collectives of both are compared."""
     measured = dict(zip(("flat", "sptt"), seconds, strict=True))
     monkeypatch.setattr(forecast, "rank_seconds", lambda option, *_: measured[option.distributed.exchange])
-    made = recipe(home, tmp_path, compression, distributed={"exchange": "auto", "network": network})
-    mesh, dataset = emulated_mesh(0, 2, 2, by_towers=True), Dataset.open(made.data.path)
-    assert with_exchange(made, dataset, mesh).distributed.exchange == want
-    assert with_exchange(made, dataset, replace(mesh, between=None)) == made
-    other = {"flat": "sptt", "sptt": "flat"}[want]
-    write_recipe(tmp_path, made.with_fields({"distributed.exchange": other}))
-    assert with_exchange(made, dataset, mesh).distributed.exchange == other
+    recipe = make_recipe(home, tmp_path, compression, distributed={"exchange": "auto", "network": network})
+    mesh, dataset = emulated_mesh(0, 2, 2, by_towers=True), Dataset.open(recipe.data.path)
+    assert with_exchange(recipe, dataset, mesh).distributed.exchange == expected
+    assert with_exchange(recipe, dataset, replace(mesh, between=None)) == recipe
+    other = {"flat": "sptt", "sptt": "flat"}[expected]
+    write_recipe(tmp_path, recipe.with_fields({"distributed.exchange": other}))
+    assert with_exchange(recipe, dataset, mesh).distributed.exchange == other
     # Another rate, model or batch is predicted again.
     for field, value in (("distributed.network", f"1{network}"), ("model.top_mlp", [8]), ("train.batch_size", 60)):
-        assert with_exchange(made.with_fields({field: value}), dataset, mesh).distributed.exchange == want
+        assert with_exchange(recipe.with_fields({field: value}), dataset, mesh).distributed.exchange == expected
 
 
-def test_what_cannot_be_an_exchange_by_towers_is_refused() -> None:
+def test_invalid_recipes_for_the_tower_exchange_are_refused() -> None:
     with refuses(ConfigError, "distributed.network"):
         DistributedConfig(network="fast")
     sptt = DistributedConfig(exchange="sptt")
@@ -182,28 +184,28 @@ def test_what_cannot_be_an_exchange_by_towers_is_refused() -> None:
 
 
 def test_the_tables_of_a_tower_are_on_its_host(home: Path, tmp_path: Path) -> None:
-    made = recipe(home, tmp_path / "run")
-    dataset = Dataset.open(made.data.path)
-    tables = build_tables(made.model, dataset.schema, dataset.table_rows())
-    found = sharding_plan(made, dataset, tables, None, 4, by_towers=True)
-    assert made.model.towers is not None
-    for host, features in enumerate(made.model.towers.plan):
+    recipe = make_recipe(home, tmp_path / "run")
+    dataset = Dataset.open(recipe.data.path)
+    tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
+    plan = sharding_plan(recipe, dataset, tables, None, 4, by_towers=True)
+    assert recipe.model.towers is not None
+    for host, features in enumerate(recipe.model.towers.plan):
         for name in features:
-            place = found.places[name]
+            place = plan.places[name]
             assert {rank // 2 for rank in range(place.first, place.first + place.ranks)} == {host}
-    small = recipe(home, tmp_path / "run", memory={"dram": "40KiB"})
+    small = make_recipe(home, tmp_path / "run", memory={"dram": "40KiB"})
     with refuses(ConfigError, "tables tower"):
         sharding_plan(small, dataset, tables, None, 4, by_towers=True)
     with refuses(ConfigError, "ranks 5 2"):
-        sharding_plan(made, dataset, tables, None, 5, by_towers=True)
+        sharding_plan(recipe, dataset, tables, None, 5, by_towers=True)
 
 
 TABLES = {"item": 0, "os": 1, "tags": 1}
 FORMS: list[dict[str, Any]] = [{"spare": 0}, {"spare": 50}, {"scattered": True}, {}]
 
 
-def by_hand(mesh: Mesh, config: DLRMConfig, sharding: str) -> dict[str, Any]:
-    """A step on batches of every form, of which the last rank has none."""
+def train_one_step(mesh: Mesh, config: DLRMConfig, sharding: str) -> dict[str, Any]:
+    """Train one step on a batch of a different form on each rank; the last rank has no samples."""
 
     def collection(tables: Any) -> ShardedCollection:
         split = {"first": 0, "ranks": 2, "travel": "rows"} if sharding == "row" else {"first": 0}
@@ -225,11 +227,11 @@ def by_hand(mesh: Mesh, config: DLRMConfig, sharding: str) -> dict[str, Any]:
     reduce = GradientReducer(mesh, model.network)
     reduce.reduce(list(model.network.parameters()))
     weights = model.network.named_parameters()
-    found = {name: weight.grad.numpy().copy() for name, weight in weights if weight.grad is not None}
+    gradients = {name: weight.grad.numpy().copy() for name, weight in weights if weight.grad is not None}
     rows = {name: model.embeddings.table(name)["weight"].numpy().copy() for name in TABLES}
     with torch.no_grad():
         read = model.eval()(mine).numpy().copy() if size else model.lookup_zero(mine).numpy()
-    return {"loss": loss.item(), "gradients": found, "rows": rows, "read": read}
+    return {"loss": loss.item(), "gradients": gradients, "rows": rows, "read": read}
 
 
 def loss_of(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -238,26 +240,28 @@ def loss_of(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pooling", "sharding"), [("target_attention", "table"), ("transformer", "row")])
-def test_histories_groups_and_empty_batches_travel_between_peers(ranks: Ranks, pooling: Any, sharding: str) -> None:
+def test_histories_groups_and_empty_batches_are_exchanged_between_peers(
+    ranks: Ranks, pooling: Any, sharding: str
+) -> None:
     towers = TowersConfig(plan=(("item", "history"), ("os", "tags")), compression=2.0)
     config = DLRMConfig(
         embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=HistoryConfig(pooling=pooling), towers=towers
     )
-    whole = build_model(config, dedup.schema(), dedup.ROWS, seed=3, optimizer=RowOptimizerConfig(kind="sgd"))
+    reference = build_model(config, dedup.schema(), dedup.ROWS, seed=3, optimizer=RowOptimizerConfig(kind="sgd"))
     parts = [dedup.batch(seed=rank, **form).expanded(dedup.KEYS) for rank, form in enumerate(FORMS[:3])]
-    loss = loss_of(whole(Batch.concatenate(parts)), Batch.concatenate(parts))
+    loss = loss_of(reference(Batch.concatenate(parts)), Batch.concatenate(parts))
     loss.backward()
     with torch.no_grad():
-        reads = [whole.eval()(part).numpy() for part in parts]
-    found = ranks.run(4, by_hand, config, sharding, local=2, towers=2)
-    assert sum(each["loss"] for each in found) == pytest.approx(loss.item(), rel=1e-5)
-    for rank, each in enumerate(found):
-        for name, weight in whole.network.named_parameters():
-            mine = not name.startswith(f"towers.{1 - rank // 2}")  # another host's tower has no gradient here
+        reads = [reference.eval()(part).numpy() for part in parts]
+    results = ranks.run(4, train_one_step, config, sharding, local=2, towers=2)
+    assert sum(each["loss"] for each in results) == pytest.approx(loss.item(), rel=1e-5)
+    for rank, each in enumerate(results):
+        for name, weight in reference.network.named_parameters():
+            mine = not name.startswith(f"towers.{1 - rank // 2}")  # another host's tower has no gradient on this rank
             assert (name in each["gradients"]) == mine
             if mine:
                 np.testing.assert_allclose(each["gradients"][name], weight.grad, rtol=1e-4, atol=1e-5, err_msg=name)
         for name, rows in each["rows"].items():
-            np.testing.assert_allclose(rows, whole.embeddings.table(name)["weight"], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(rows, reference.embeddings.table(name)["weight"], rtol=1e-5, atol=1e-6)
         if rank < 3:
             np.testing.assert_allclose(each["read"], reads[rank], rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Whatever is done to a tiered collection, in any order, its rows are those of the same tables all in memory."""
+"""Test that a tiered collection has the rows of the same tables in memory after any sequence of operations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BATCH = 6
 
 
 def batch(seed: int) -> KeyedJagged:
-    """Bags of 0 to 2 skewed ids."""
+    """Return bags of 0 to 2 ids from a skewed distribution."""
     generator = np.random.default_rng(seed)
     lengths = generator.integers(0, 3, (len(KEYS), BATCH))
     limits = [ROWS["item" if key == "history" else key] for key in KEYS]
@@ -65,7 +65,7 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 class CollectionMachine(RuleBasedStateMachine):
-    """A tiered collection next to the same tables in memory."""
+    """Compare a tiered collection with the same tables in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class CollectionMachine(RuleBasedStateMachine):
         with torch.no_grad():
             assert torch.equal(self.module(batch(seed)).pooled, self.plain(batch(seed)).pooled)
 
-    # What goes wrong
+    # Failures
 
     @precondition(lambda self: self.open() and self.stores and len(self.handles) < 3)
     @rule(
@@ -260,14 +260,14 @@ class CollectionMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-# Without shrinking, which takes minutes here; a failure prints its steps.
+# Hypothesis does not shrink failures here because shrinking takes minutes; a failure prints its steps.
 CollectionMachine.TestCase.settings = settings(
     max_examples=25, stateful_step_count=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
 )
 TestCollection = CollectionMachine.TestCase
 
 
-def test_collections_on_threads_of_their_own_do_not_meet(tmp_path: Path) -> None:
+def test_collections_on_different_threads_are_independent(tmp_path: Path) -> None:
     plain = TieredEmbeddingBagCollection(TABLES)
     for seed in range(60):
         loss_of(plain(batch(seed))).backward()

@@ -16,7 +16,7 @@ ADAM = RowOptimizerConfig(kind="adam", rows="all", decay="decoupled", weight_dec
 
 
 @pytest.mark.parametrize("optimizer", [ADAM, RowOptimizerConfig()])
-def test_a_row_is_updated_by_the_form_of_the_kernel_that_steps_call(optimizer: RowOptimizerConfig) -> None:
+def test_updates_call_the_selected_kernel_variant(optimizer: RowOptimizerConfig) -> None:
     kernel = kernels(*blocks(9)).update
     if not hasattr(kernel, "signatures"):
         pytest.skip("kernels are not compiled")
@@ -29,10 +29,10 @@ def test_a_row_is_updated_by_the_form_of_the_kernel_that_steps_call(optimizer: R
     assert kernel.signatures == compiled
 
 
-def test_a_child_compiles_until_it_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_child_process_compiles_until_it_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def update(width: int, optimizer: RowOptimizerConfig) -> None:
         (tmp_path / f"{width} {os.getpid() == parent}").touch()
-        raise OSError  # an error of the child ends only the child
+        raise OSError  # an error in the child process ends only the child
 
     parent = os.getpid()
     monkeypatch.setattr(compilation, "is_compiled", lambda width: False)
@@ -45,7 +45,7 @@ def test_a_child_compiles_until_it_is_waited_for(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("compiled", "cores"), [(True, 2), (False, 1)])
-def test_nothing_is_forked_without_need(monkeypatch: pytest.MonkeyPatch, compiled: bool, cores: int) -> None:
+def test_no_child_process_is_forked_without_need(monkeypatch: pytest.MonkeyPatch, compiled: bool, cores: int) -> None:
     def fork() -> Any:
         raise AssertionError
 

@@ -1,4 +1,4 @@
-"""Slots of a GPU, with interpreted kernels on tensors of the CPU, and on a real GPU where there is one."""
+"""Test slots in GPU memory, with interpreted kernels on CPU tensors and, if there is a GPU, on the GPU."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if sys.platform != "linux":
     pytest.skip("there is no Triton for this system", allow_module_level=True)
 
 
-def found(call: str) -> Any:
-    """Return the JSON that a job prints."""
+def run_job(call: str) -> Any:
+    """Run a job in a child process and return the JSON that it prints."""
     done = forked.python(f"import sys; sys.path[:] = {sys.path!r}\nimport device_slot_jobs as jobs\njobs.{call}")
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -33,30 +33,30 @@ def found(call: str) -> Any:
 @pytest.mark.parametrize(
     "numbers", [(0, 3), *(pytest.param(each, marks=pytest.mark.slow) for each in ((1, 4), (2, 5, 6)))], ids=str
 )
-def test_trainings_have_the_bits_of_slots_in_dram(numbers: tuple[int, ...]) -> None:
-    for differing, count in found(f"compare({numbers!r})"):
+def test_training_matches_slots_in_dram_bit_for_bit(numbers: tuple[int, ...]) -> None:
+    for differing, count in run_job(f"compare({numbers!r})"):
         assert differing == []
         assert count >= 15
 
 
-def test_kernels_agree_with_those_of_the_cpu_at_odd_sizes() -> None:
-    differences = found("kernels()")
+def test_kernels_match_the_cpu_kernels_at_odd_sizes() -> None:
+    differences = run_job("kernels()")
     assert len(differences) == 13
     longest = {name: differences.pop(name) for name in ("long runs", "long runs of bags")}
     assert set(differences.values()) == {0.0}, differences
-    # Another order of hundreds of additions; a missing one would show in the third digit.
+    # These kernels add hundreds of numbers in another order. A missing number would change the third digit.
     assert all(0 < each < 1e-6 for each in longest.values()), longest
 
 
-def test_records_have_the_bytes_of_the_cpu() -> None:
-    assert found("codecs()") == [[], 60]
+def test_records_match_the_cpu_bytes() -> None:
+    assert run_job("codecs()") == [[], 60]
 
 
-def test_no_two_programs_write_one_address_and_none_reads_what_a_launch_wrote() -> None:
-    assert found("watched()") == []
+def test_concurrent_programs_do_not_share_addresses() -> None:
+    assert run_job("watched()") == []
 
 
-# The others show in the same ways; each needs a process of its own.
+# The other faults fail in the same way; each needs a process of its own.
 @pytest.mark.parametrize(
     "fault",
     [
@@ -72,8 +72,8 @@ def test_no_two_programs_write_one_address_and_none_reads_what_a_launch_wrote() 
         ),
     ],
 )  # fmt: skip
-def test_a_fault_in_a_kernel_shows(fault: str) -> None:
-    shown = found(f"find({fault!r})")
+def test_a_kernel_fault_is_detected(fault: str) -> None:
+    shown = run_job(f"find({fault!r})")
     assert shown
     if fault == "programs overlap":
         assert "update: two programs write one address" in shown
@@ -81,11 +81,11 @@ def test_a_fault_in_a_kernel_shows(fault: str) -> None:
 
 @pytest.mark.slow
 def test_checkpoints_move_between_dram_and_a_gpu() -> None:
-    assert found("crossing()") == [True, True]
+    assert run_job("crossing()") == [True, True]
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "3.8.0", "4.0", None])
-def test_another_triton_is_refused(version: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_triton_version_is_refused(version: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     def installed(name: str) -> str:
         if version is None:
             raise accelerator.PackageNotFoundError(name)
@@ -96,7 +96,7 @@ def test_another_triton_is_refused(version: str | None, monkeypatch: pytest.Monk
         require_triton()
 
 
-def test_ids_and_a_network_on_another_device_are_refused() -> None:
+def test_ids_or_network_on_another_device_are_refused() -> None:
     table = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=("x",))
     ids = torch.zeros(2, dtype=torch.int64, device="meta")
     with refuses(ConfigError, "meta CPU"):
@@ -111,7 +111,7 @@ def test_ids_and_a_network_on_another_device_are_refused() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", range(7))
-def test_trainings_on_a_gpu_agree_with_those_in_dram(number: int) -> None:
+def test_training_on_a_gpu_matches_training_in_dram(number: int) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
     expected, one, other = (

@@ -1,4 +1,6 @@
-"""State after failures: every row is unchanged, or the collection refuses; checkpoints stay complete."""
+"""Test the state after failures: every row is unchanged or the collection refuses to run, and checkpoints stay
+complete.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def configs() -> list[EmbeddingBagConfig]:
 def collection(
     home: HomeKind | None = "dram", path: Path | None = None, codec: str = "fp32", **options: Any
 ) -> TieredEmbeddingBagCollection:
-    """Two tables under small caches, or in memory where there is no home."""
+    """Create two tables with small caches, or two tables in memory if `home` is None."""
     kind: Any = codec
     tier = TableTier(home=home or "dram", codec=CodecConfig(kind=kind), cache_rows=200)
     tables = {"a": tier, "b": tier} if home else {}
@@ -50,7 +52,7 @@ def step(module: TieredEmbeddingBagCollection, number: int) -> None:
 
 
 def train(module: TieredEmbeddingBagCollection, first: int, last: int) -> TieredEmbeddingBagCollection:
-    """The same after the steps that it lacks of those up to `last`."""
+    """Train the steps from `first` to `last` that the collection has not done yet."""
     for number in range(max(first, module.step), last):
         step(module, number)
     return module
@@ -74,7 +76,7 @@ def cached(module: TieredEmbeddingBagCollection) -> CachedTables:
 @pytest.mark.parametrize("operation", ["read", "write"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("home", ["dram", "log"])
-def test_a_storage_error_while_rows_move_leaves_every_row_as_it_was(
+def test_a_storage_error_while_rows_move_changes_no_row(
     tmp_path: Path, operation: str, share: float, home: HomeKind
 ) -> None:
     plain, module = collection(None), collection(home, tmp_path)
@@ -99,7 +101,7 @@ def test_a_storage_error_while_rows_move_leaves_every_row_as_it_was(
 
 
 @pytest.mark.parametrize("operation", ["read", "write"])
-def test_an_interrupt_while_rows_move_is_remembered_until_rows_are_loaded(tmp_path: Path, operation: str) -> None:
+def test_an_interrupt_while_rows_move_blocks_the_tables_until_they_are_loaded(tmp_path: Path, operation: str) -> None:
     plain, module = collection(None), collection()
     store = make_failing(cached(module))
     for number in range(20):
@@ -129,7 +131,7 @@ def test_an_interrupt_while_rows_move_is_remembered_until_rows_are_loaded(tmp_pa
 
 
 def swap_failing(tables: CachedTables, error: BaseException, *, after: bool) -> None:
-    """Let the next swap of slots and records raise `error`, before or after its work."""
+    """Make the next swap of slots and records raise `error`, before or after it has moved the rows."""
     memory = tables.memory
     swap = memory.swap
 
@@ -152,11 +154,11 @@ ERRORS: dict[str, BaseException] = {
 
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("home", ["dram", "mapped"])
-def test_whatever_fails_in_homes_that_are_memory_leaves_right_rows_or_none(
+def test_any_error_in_addressable_homes_keeps_rows_right_or_blocks_the_tables(
     tmp_path: Path, error: str, home: HomeKind
 ) -> None:
-    """After an error the tables either keep the bits of those without errors, or refuse until they are loaded."""
-    # Few ways and small caches: rows leave the overflow area, which is the only move that calls the store.
+    """After an error the tables match tables without errors bit for bit, or refuse to run until they are loaded."""
+    # With few ways and small caches rows leave the overflow area. This is the only move that calls the store.
     plain, module = collection(None), collection(home, tmp_path / "home", ways=2)
     tables, caught, refused = cached(module), ERRORS[error], 0
     store = make_failing_array(tables)
@@ -195,7 +197,7 @@ def test_whatever_fails_in_homes_that_are_memory_leaves_right_rows_or_none(
 
 
 def mixed(path: Path) -> TieredEmbeddingBagCollection:
-    """A table in each home."""
+    """Create one table in each home, and one in memory."""
     homes: dict[str, HomeKind] = {"a": "dram", "b": "mapped", "c": "log"}
     return TieredEmbeddingBagCollection(
         [
@@ -220,7 +222,7 @@ def all_rows(module: TieredEmbeddingBagCollection) -> dict[str, Tensor]:
     return {name: module.table(name)["weight"].clone() for name in "abcd"}
 
 
-def test_a_disk_that_fills_up_while_all_is_saved_costs_that_checkpoint_alone(tmp_path: Path) -> None:
+def test_a_full_disk_during_save_loses_only_that_checkpoint(tmp_path: Path) -> None:
     plain, module, previous, failed = mixed(tmp_path / "plain"), mixed(tmp_path / "homes"), None, 0
     for number in range(40):
         for each in (plain, module):
@@ -247,7 +249,7 @@ def test_a_disk_that_fills_up_while_all_is_saved_costs_that_checkpoint_alone(tmp
         each.close()
 
 
-def test_a_load_that_fails_in_any_home_leaves_tables_that_refuse(tmp_path: Path) -> None:
+def test_a_failed_load_in_any_home_blocks_the_tables(tmp_path: Path) -> None:
     module = mixed(tmp_path / "homes")
     for number in range(20):
         mixed_step(module, number)
@@ -280,8 +282,8 @@ def reading(module: TieredEmbeddingBagCollection, features: KeyedJagged) -> Tens
 
 
 @pytest.mark.parametrize("home", ["dram", "log"])
-def test_a_row_that_its_codec_cannot_hold_ends_training(tmp_path: Path, home: HomeKind) -> None:
-    """In addressable homes victims and newcomers have already changed places when it is found."""
+def test_a_row_that_its_codec_cannot_represent_ends_training(tmp_path: Path, home: HomeKind) -> None:
+    """In addressable homes the evicted row has already been swapped with the new one when the error is detected."""
     module = collection(home, tmp_path, "fp16")
     module(batch(0)).pooled.backward(torch.full((BATCH, 8), float("nan")))
     with refuses(TrainingError, "fp16"):
@@ -318,7 +320,7 @@ def test_nothing_works_after_close(tmp_path: Path, home: HomeKind | None) -> Non
     assert "closed" in repr(module)
 
 
-def test_a_table_with_more_rows_than_tags_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+def test_a_table_with_more_rows_than_tags_is_refused_before_allocation(tmp_path: Path) -> None:
     table = EmbeddingBagConfig(name="t", num_embeddings=2**31 - 1, embedding_dim=4, feature_names=("f",))
     tiers = TierConfig(tables={"t": TableTier(home="log", cache_rows=64)}, log_path=tmp_path / "log")
     with refuses(ConfigError, "'t' 2,147,483,647 2,147,483,646"):
@@ -326,34 +328,34 @@ def test_a_table_with_more_rows_than_tags_is_refused_before_anything_is_built(tm
     assert not (tmp_path / "log").exists()
 
 
-# What a checkpoint holds
+# Content of checkpoints
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 @pytest.mark.parametrize("home", ["dram", "log"])
-def test_checkpoints_in_a_row_each_restore_and_continue_bitwise(tmp_path: Path, policy: str, home: HomeKind) -> None:
-    """int8 rounds what goes home, so tags, stamps, counts and noise must all be those of the run that was saved."""
-    whole = collection(home, tmp_path / "whole", "int8", policy=policy)
+def test_successive_checkpoints_each_restore_and_continue_bitwise(tmp_path: Path, policy: str, home: HomeKind) -> None:
+    """int8 rounds evicted rows, so tags, stamps, counts and noise must all equal those of the saved run."""
+    uninterrupted = collection(home, tmp_path / "whole", "int8", policy=policy)
     previous, manifests = None, []
     for number in range(60):
-        step(whole, number)
+        step(uninterrupted, number)
         if number % 4 == 3:
             path = tmp_path / f"step-{number}"
-            manifests.append((number, path, whole.save(path, previous)))
+            manifests.append((number, path, uninterrupted.save(path, previous)))
             previous = path
     for number, path, manifest in manifests[::5]:
-        part = collection(home, tmp_path / f"part-{number}", "int8", policy=policy)
-        assert part.load(path, manifest) == ""
+        restored = collection(home, tmp_path / f"part-{number}", "int8", policy=policy)
+        assert restored.load(path, manifest) == ""
         for later in range(number + 1, 60):
-            step(part, later)
-        assert_same(whole, part)
-        part.close()
-    whole.close()
+            step(restored, later)
+        assert_same(uninterrupted, restored)
+        restored.close()
+    uninterrupted.close()
 
 
 @pytest.mark.parametrize("ways", [2, 8])
-def test_any_checkpoint_of_a_chain_is_taken_over_by_other_tiers(tmp_path: Path, ways: int) -> None:
-    """Rows move from slot to slot between checkpoints, so a file may hold a row that a later one has elsewhere."""
+def test_any_checkpoint_of_a_chain_loads_under_other_tiers(tmp_path: Path, ways: int) -> None:
+    """Rows change slots between checkpoints, so an older file can hold a row that a newer one has in another slot."""
     plain, module, previous, overflowed = collection(None), collection(ways=ways), None, False
     for number in range(80):
         step(plain, number)
@@ -373,20 +375,20 @@ def test_any_checkpoint_of_a_chain_is_taken_over_by_other_tiers(tmp_path: Path, 
     assert overflowed == (ways == 2)
 
 
-def test_a_slot_that_was_emptied_is_empty_in_the_next_checkpoint(tmp_path: Path) -> None:
-    """A row that left the overflow area is trained elsewhere and goes home: its old slot must not bring it back."""
+def test_an_emptied_slot_is_empty_in_the_next_checkpoint(tmp_path: Path) -> None:
+    """A row leaves the overflow area, is trained in another slot and is evicted. The old slot must not restore it."""
 
-    def made() -> TieredEmbeddingBagCollection:
+    def small_collection() -> TieredEmbeddingBagCollection:
         table = EmbeddingBagConfig(name="t", num_embeddings=4000, embedding_dim=4, feature_names=("f",))
         tiers = TierConfig(tables={"t": TableTier(cache_rows=1600)}, ways=1)
         return TieredEmbeddingBagCollection([table], tiers=tiers)
 
     def look_up(module: TieredEmbeddingBagCollection, ids: list[int]) -> None:
         values = torch.tensor(ids)
-        found = module(KeyedJagged(keys=("f",), values=values, offsets=None, batch_size=len(ids)))
-        found.pooled.square().sum().backward()
+        embeddings = module(KeyedJagged(keys=("f",), values=values, offsets=None, batch_size=len(ids)))
+        embeddings.pooled.square().sum().backward()
 
-    module = made()
+    module = small_collection()
     sets = int(cached(module).directory.layout.sets[0])
     one, other = next(
         (row, later)
@@ -403,13 +405,13 @@ def test_a_slot_that_was_emptied_is_empty_in_the_next_checkpoint(tmp_path: Path)
     assert cached(module).directory.locate(np.array([one, other])).tolist()[1] == -1, "it did not go home"
     manifest = module.save(tmp_path / "b", tmp_path / "a")
     assert len(manifest["groups"][0]["slots"]["files"]) == 2, "the delta was written as a base"
-    again = made()
+    again = small_collection()
     again.load(tmp_path / "b", manifest)
     for part, rows in module.table("t").items():
         assert torch.equal(rows, again.table("t")[part]), part
 
 
-def test_what_a_batch_under_way_changes_is_in_the_next_checkpoint(tmp_path: Path) -> None:
+def test_changes_by_a_batch_in_flight_are_in_the_next_checkpoint(tmp_path: Path) -> None:
     plain, module = collection(None), collection()
     for each in (plain, module):
         step(each, 0)
@@ -425,11 +427,11 @@ def test_what_a_batch_under_way_changes_is_in_the_next_checkpoint(tmp_path: Path
     assert_same(plain, again)
 
 
-# Two clocks
+# Stamps and noise counters
 
 
-def test_stamps_restart_and_noise_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Stamps are of 32 bits; the number that noise is a function of must never come again."""
+def test_stamps_restart_and_noise_counters_do_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Stamps have 32 bits and wrap around. The counter that determines the noise must never repeat."""
     monkeypatch.setattr(engine_module, "_LAST_STAMP", 20)
     monkeypatch.setattr(engine_module, "_SHIFT", 10)
     plain, module, previous = collection(None), collection(), None

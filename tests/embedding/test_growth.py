@@ -1,4 +1,6 @@
-"""Tables that grow: rows stay where they are, new ones are as if they had always been there, and little is written."""
+"""Test growing tables: old rows keep their values, new rows equal those of a table that was always this large, and only
+trained rows are written.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ WIDTH = 8
 SMALL, LARGE = {"a": 300, "b": 20_000}, {"a": 450, "b": 26_000}
 
 
-def built(rows: dict[str, int], optimizer: RowOptimizerConfig, tiers: TierConfig | None) -> Any:
+def make_collection(rows: dict[str, int], optimizer: RowOptimizerConfig, tiers: TierConfig | None) -> Any:
     tables = [
         EmbeddingBagConfig(
             name=name, num_embeddings=size, embedding_dim=WIDTH, feature_names=(f"f-{name}",), initial=SMALL[name]**-0.5
@@ -29,7 +31,7 @@ def built(rows: dict[str, int], optimizer: RowOptimizerConfig, tiers: TierConfig
 
 
 def train(collection: Any, rows: dict[str, int], seed: int, many: int) -> dict[str, set[int]]:
-    """Some steps on the last rows of each table; which they were."""
+    """Train some steps on the last rows of each table and return the ids of these rows."""
     random, touched = np.random.default_rng(seed), {name: set[int]() for name in rows}
     for _ in range(3):
         ids = {name: size - 1 - random.integers(0, min(many, size), many) for name, size in rows.items()}
@@ -62,38 +64,38 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_table_that_grew_has_the_bits_of_one_of_that_size_from_the_start(name: str, tmp_path: Path) -> None:
-    """Wherever rows lie, before and after."""
-    optimizer, found = OPTIMIZERS[name], []
+def test_a_grown_table_matches_a_table_of_the_final_size_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """The test covers every tier before and after the growth."""
+    optimizer, results = OPTIMIZERS[name], []
     for number, (before, after) in enumerate([(None, None), (TIERS, None), (None, TIERS), (TIERS, TIERS)]):
-        small = built(SMALL, optimizer, before)
+        small = make_collection(SMALL, optimizer, before)
         train(small, SMALL, 1, 400)
         manifest = small.save(tmp_path / str(number))
         small.close()
-        grown = built(LARGE, optimizer, after)
+        grown = make_collection(LARGE, optimizer, after)
         grown.engine.initialize_from(tmp_path / str(number), manifest, optimizer)
         train(grown, LARGE, 2, 400)
-        found.append(values(grown))
+        results.append(values(grown))
         grown.close()
-    for other in found[1:]:
-        assert all(torch.equal(value, other[key]) for key, value in found[0].items())
-    if not optimizer.clocked:  # else steps are counted anew, and rows that were not there missed none
-        whole = built(LARGE, optimizer, None)
-        untouched = values(whole)
-        for key, value in found[0].items():
+    for other in results[1:]:
+        assert all(torch.equal(value, other[key]) for key, value in results[0].items())
+    if not optimizer.clocked:  # clocked optimizers restart their step count, and new rows have missed no steps
+        large = make_collection(LARGE, optimizer, None)
+        untouched = values(large)
+        for key, value in results[0].items():
             rows = slice(SMALL[key[0]], LARGE[key[0]] - 400)
             assert torch.equal(value[rows], untouched[key][rows])
 
 
-def test_what_is_written_of_a_table_that_grew_is_the_rows_that_were_trained(tmp_path: Path) -> None:
+def test_a_delta_of_a_grown_table_contains_only_trained_rows(tmp_path: Path) -> None:
     optimizer = OPTIMIZERS["adam"]
-    small = built(SMALL, optimizer, None)
+    small = make_collection(SMALL, optimizer, None)
     train(small, SMALL, 1, 12_000)
     paths = [tmp_path / str(number) for number in range(4)]
     manifest = small.save(paths[0])
     for number, path in enumerate(paths[1:], start=1):
         rows = {name: size + number * 100 for name, size in SMALL.items()}
-        grown = built(rows, optimizer, None)
+        grown = make_collection(rows, optimizer, None)
         grown.engine.initialize_from(paths[number - 1], manifest, optimizer)
         touched = train(grown, rows, number, 500)
         manifest = grown.save(path, paths[number - 1])
@@ -101,7 +103,7 @@ def test_what_is_written_of_a_table_that_grew_is_the_rows_that_were_trained(tmp_
         new = sum(file.stat().st_size for file in path.rglob("rows-*") if file.stat().st_ino not in before)
         record = grown.engine.tables[0].codec.record_bytes
         assert 0 < new <= 1.25 * record * sum(map(len, touched.values()))
-        again = built(rows, optimizer, None)
+        again = make_collection(rows, optimizer, None)
         again.load(path, manifest)
         for name in rows:
             for part, value in grown.rows(name, 0, rows[name]).items():

@@ -1,4 +1,6 @@
-"""The handle of a batch: used once, in order, while its collection lives; anything else is an error, never a hang."""
+"""Test that a prepared batch is used once and in order while its collection is open, and that any other use is an error
+and never hangs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ ROWS, BATCH = 1000, 24
 
 
 def collection(cache_rows: int = 400, lookahead: int = 1) -> TieredEmbeddingBagCollection:
-    """One table under a cache, one in memory."""
+    """Create one table with a cache and one in memory."""
     return TieredEmbeddingBagCollection(
         [
             EmbeddingBagConfig(name="a", num_embeddings=ROWS, embedding_dim=4, feature_names=("a",)),
@@ -53,7 +55,7 @@ def test_a_handle_is_looked_up_once_and_trained_once() -> None:
     assert module.step == 1
 
 
-def test_loading_makes_handles_void(tmp_path) -> None:
+def test_loading_invalidates_handles(tmp_path) -> None:
     module = collection()
     module(batch(0)).pooled.sum().backward()
     manifest = module.save(tmp_path / "a")
@@ -69,7 +71,7 @@ def test_loading_makes_handles_void(tmp_path) -> None:
     assert all(torch.equal(rows, before[name]) for name, rows in rows_of(module).items())
 
 
-# What a batch must be
+# Validation of batches
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_loading_makes_handles_void(tmp_path) -> None:
     ],
 )
 @pytest.mark.parametrize("training", [True, False])
-def test_what_is_no_jagged_batch_is_refused(change: dict[str, Any], message: str, training: bool) -> None:
+def test_invalid_jagged_batches_are_refused(change: dict[str, Any], message: str, training: bool) -> None:
     module = collection()
     good: dict[str, Any] = {
         "keys": ("a", "b"), "values": torch.arange(4), "offsets": torch.arange(5), "batch_size": 2,

@@ -1,4 +1,4 @@
-"""Tables that share a store, and predictions of the planner for the store."""
+"""Test tables that share a store, and the planner's predictions for the store."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from stratarec.planning.bytes import SHARED_BYTES, BatchDemand, RowShape, cached
 
 
 def logs_of(module: TieredEmbeddingBagCollection) -> list[LogRecords]:
-    found = [tables.store for tables in module.engine.tables if isinstance(tables, CachedTables)]
-    return [store for store in found if isinstance(store, LogRecords)]
+    stores = [tables.store for tables in module.engine.tables if isinstance(tables, CachedTables)]
+    return [store for store in stores if isinstance(store, LogRecords)]
 
 
-def test_tables_of_a_billion_rows_take_the_locations_that_were_planned(tmp_path: Path) -> None:
+def test_locations_of_a_billion_rows_take_the_planned_memory(tmp_path: Path) -> None:
     rows, codec, optimizer = 10**9, CodecConfig(kind="int8"), RowOptimizerConfig(kind="sgd")
     configs = [
         EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=16, feature_names=(name,)) for name in "abcd"
@@ -38,14 +38,16 @@ def test_tables_of_a_billion_rows_take_the_locations_that_were_planned(tmp_path:
         shape, rows, home="log", codec=codec, slots=64, counters=False,
         traffic=BatchDemand(lookups=0, distinct=0, batches=1),
     )["dram"]["locations"]  # fmt: skip
-    found = sum(store.rows * store.layout.location_type.itemsize for store in logs_of(module))
-    assert found == 4 * planned == 16 * 10**9
+    actual = sum(store.rows * store.layout.location_type.itemsize for store in logs_of(module))
+    assert actual == 4 * planned == 16 * 10**9
     module.close()
 
 
-def test_logs_share_their_budget_as_it_is_planned(tmp_path: Path) -> None:
-    """Records of 2,100 bytes lie alone in blocks of 4,096, those of 20 bytes hardly lose any; a log of 50 rows needs as
-    much beside them as the others do."""
+def test_logs_share_their_budget_as_planned(tmp_path: Path) -> None:
+    """Records of 2,100 bytes take a block of 4,096 each, and records of 20 bytes waste almost nothing.
+
+    A log of 50 rows needs as much spare space as the larger ones.
+    """
     configs = [
         EmbeddingBagConfig(name="wide", num_embeddings=100_000, embedding_dim=525, feature_names=("w",)),
         EmbeddingBagConfig(name="thin", num_embeddings=1_000_000, embedding_dim=5, feature_names=("t",)),

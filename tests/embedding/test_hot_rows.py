@@ -1,4 +1,7 @@
-"""Hot rows have slots for good: with float32 homes the bits are those of tables in memory, and fewer rows move."""
+"""Test hot rows, which never leave their slots.
+
+With float32 homes the bits equal those of tables in memory, and fewer rows move.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from embedding.test_tiers import ROWS, Model, assert_same, batches, cached_tables, everything, tiers, train
+from embedding.test_tiers import ROWS, Model, all_rows, assert_same, batches, cached_tables, tiers, train
 
 from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.tiers import TierConfig
@@ -17,59 +20,59 @@ STEPS = 120
 HOT = {"item": 340, "user": 500}
 
 
-def hot(config: TierConfig, rows: dict[str, int] = HOT) -> TierConfig:
-    """The same caches with hot rows."""
+def with_hot_rows(config: TierConfig, rows: dict[str, int] = HOT) -> TierConfig:
+    """Return the same tiers with hot rows."""
     tables = {name: replace(tier, hot_rows=rows[name]) for name, tier in config.tables.items()}
     return replace(config, tables=tables)
 
 
-def moved(model: Model) -> int:
+def moved_rows(model: Model) -> int:
     return sum(tables.traffic.rows_in for tables in cached_tables(model))
 
 
 @pytest.mark.parametrize("kind", ["rowwise_adagrad", "adagrad", "rowwise_adam"])
-def test_weights_and_state_are_those_of_tables_in_memory(tmp_path: Path, kind: str) -> None:
+def test_weights_and_state_match_tables_in_memory(tmp_path: Path, kind: str) -> None:
     data = batches(STEPS)
     alone = Model(None, kind)
     train(alone, data, 0)
     for home, lookahead in (("dram", 0), ("log", 2)):
         caches = tiers(0.01, home=home, log_path=tmp_path / home)
-        model = Model(hot(caches), kind)
+        model = Model(with_hot_rows(caches), kind)
         train(model, data, lookahead)
-        assert_same(everything(alone), everything(model))
+        assert_same(all_rows(alone), all_rows(model))
         plain = Model(replace(caches, log_path=tmp_path / "plain"), kind)
         train(plain, data, lookahead)
-        assert 0 < moved(model) < 0.9 * moved(plain)
+        assert 0 < moved_rows(model) < 0.9 * moved_rows(plain)
         model.tables.close()
         plain.tables.close()
 
 
 @pytest.mark.parametrize(("before", "after"), [(HOT, HOT), (HOT, {}), ({}, HOT), (HOT, {"item": 9, "user": 701})])
-def test_a_checkpoint_resumes_to_the_same_bits_under_any_hot_rows(tmp_path: Path, before, after) -> None:
+def test_a_checkpoint_resumes_bit_for_bit_under_any_hot_rows(tmp_path: Path, before, after) -> None:
     data = batches(STEPS)
 
-    def made(rows: dict[str, int]) -> Model:
-        return Model(hot(tiers(0.01), rows) if rows else tiers(0.01), "rowwise_adam")
+    def make_collection(rows: dict[str, int]) -> Model:
+        return Model(with_hot_rows(tiers(0.01), rows) if rows else tiers(0.01), "rowwise_adam")
 
-    whole = made(before)
-    train(whole, data[:60], 1)
-    whole.tables.save(tmp_path / "first")
-    train(whole, data[60:80], 1)
-    manifest = whole.tables.save(tmp_path / "second", tmp_path / "first")
-    resumed = made(after)
-    resumed.network.load_state_dict(whole.network.state_dict())
+    uninterrupted = make_collection(before)
+    train(uninterrupted, data[:60], 1)
+    uninterrupted.tables.save(tmp_path / "first")
+    train(uninterrupted, data[60:80], 1)
+    manifest = uninterrupted.tables.save(tmp_path / "second", tmp_path / "first")
+    resumed = make_collection(after)
+    resumed.network.load_state_dict(uninterrupted.network.state_dict())
     difference = resumed.tables.load(tmp_path / "second", manifest)
     assert bool(difference) == (before != after)
-    train(whole, data[80:], 1)
+    train(uninterrupted, data[80:], 1)
     train(resumed, data[80:], 1)
-    assert_same(everything(whole), everything(resumed))
+    assert_same(all_rows(uninterrupted), all_rows(resumed))
 
 
-def test_rows_are_read_without_moving_and_written_where_they_lie() -> None:
-    model = Model(hot(tiers(0.01, codec=CodecConfig(kind="int8"))), "adagrad")
+def test_hot_rows_are_read_and_written_in_place() -> None:
+    model = Model(with_hot_rows(tiers(0.01, codec=CodecConfig(kind="int8"))), "adagrad")
     train(model, batches(30), 1)
     data = batches(1, seed=7)[0]
-    before = everything(model)
+    before = all_rows(model)
     with torch.no_grad():
         read = model.tables.engine.read(data)
         assert torch.equal(read[0], model.tables(data).pooled)

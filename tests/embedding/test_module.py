@@ -1,4 +1,4 @@
-"""The embedding collection against the plain reference: lookups bit for bit, updates within float32 rounding."""
+"""Compare the embedding collection with the plain reference: lookups bit for bit, updates within float32 rounding."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def jagged(draws: np.random.Generator, rows: int, batch: int, longest: int, dtyp
 def collection(
     width: int, kind: Any = "rowwise_adagrad", weight_decay: float = 0.0, decay: Any = "l2"
 ) -> TieredEmbeddingBagCollection:
-    """Two tables of one width and one of five; a shared table; a feature that is a sequence too.
+    """Create two tables of one width and one of width 5. One table is shared by two features and one feature is also a
+    sequence.
 
-    Kernels are compiled for each width and each kind of batch: tests of other kinds of batches take 5.
+    Kernels are compiled for each width and each kind of batch, so tests of other kinds of batches use width 5.
     """
     return TieredEmbeddingBagCollection(
         [
@@ -51,7 +52,7 @@ def collection(
     )
 
 
-SIZES = {"c1": 9, "a1": 50, "as": 50, "b1": 1, "a2": 50}  # an order of its own
+SIZES = {"c1": 9, "a1": 50, "as": 50, "b1": 1, "a2": 50}  # not the order of the tables
 
 
 def batch_of(draws: np.random.Generator, batch: int, dtype: torch.dtype = torch.int64) -> KeyedJagged:
@@ -60,7 +61,7 @@ def batch_of(draws: np.random.Generator, batch: int, dtype: torch.dtype = torch.
 
 @pytest.mark.interpreted
 def test_bags_behind_the_filled_ones_change_nothing() -> None:
-    """Empty bags that a batch declares are not written, and training has the same bits."""
+    """Bags that a batch declares as empty are not written, and training has the same bits."""
     draws, size, filled = np.random.default_rng(1), *sized((200, 70), (20, 7))
     bags = {}
     for key, rows in SIZES.items():
@@ -68,13 +69,13 @@ def test_bags_behind_the_filled_ones_change_nothing() -> None:
         behind = bag.offsets[-1:].expand(size - filled)
         bags[key] = JaggedTensor(values=bag.values, offsets=torch.cat([bag.offsets, behind]))
     plain = KeyedJagged.from_features(bags)
-    said = replace(plain, filled=(filled,) * len(SIZES))
+    declared = replace(plain, filled=(filled,) * len(SIZES))
     one, other = collection(5), collection(5)
     for _ in range(3):
-        found, expected = other(said), one(plain)
-        assert torch.equal(found.pooled[:filled], expected.pooled[:filled])
+        actual, expected = other(declared), one(plain)
+        assert torch.equal(actual.pooled[:filled], expected.pooled[:filled])
         assert (expected.pooled[filled:] == 0).all()
-        for pooled, sequences in ((found.pooled, found.sequences), (expected.pooled, expected.sequences)):
+        for pooled, sequences in ((actual.pooled, actual.sequences), (expected.pooled, expected.sequences)):
             (pooled[:filled].sum() + sequences["as"].values.square().sum()).backward()
     for name in "abc":
         for part, view in one.table(name).items():
@@ -84,41 +85,48 @@ def test_bags_behind_the_filled_ones_change_nothing() -> None:
 
 
 @pytest.mark.interpreted
-def test_single_ids_behind_the_filled_ones_are_not_looked_up() -> None:
-    """Where every bag holds one id, too: those behind may be of no table, and a row of -0.0 stays one."""
+def test_single_ids_behind_the_filled_bags_are_not_looked_up() -> None:
+    """In a batch with one id per bag, the ids behind the filled bags may be out of range.
+
+    A row of -0.0 keeps its sign.
+    """
     draws, (size, filled) = np.random.default_rng(2), sized((200, 70), (20, 7))
     keys = tuple(SIZES)
     ids = np.stack([draws.integers(0, rows, size) for rows in SIZES.values()])
-    made = collection(5)
-    made.table("a")["weight"].fill_(-0.0)
+    module = collection(5)
+    module.table("a")["weight"].fill_(-0.0)
     with torch.no_grad():
-        want = made(KeyedJagged(keys=keys, values=torch.from_numpy(ids.reshape(-1)), offsets=None, batch_size=size))
-        cut = ids.copy()
-        cut[[key not in made.engine.sequence_keys for key in keys], filled:] = 10**9
-        said = tuple(size if key in made.engine.sequence_keys else filled for key in keys)
-        found = made(
-            KeyedJagged(keys=keys, values=torch.from_numpy(cut.reshape(-1)), offsets=None, batch_size=size, filled=said)
+        expected = module(
+            KeyedJagged(keys=keys, values=torch.from_numpy(ids.reshape(-1)), offsets=None, batch_size=size)
         )
-    assert torch.equal(found.pooled[:filled].view(torch.int32), want.pooled[:filled].view(torch.int32))
-    assert bool(torch.signbit(want.pooled[:, :5]).all())
+        cut = ids.copy()
+        cut[[key not in module.engine.sequence_keys for key in keys], filled:] = 10**9
+        filled_bags = tuple(size if key in module.engine.sequence_keys else filled for key in keys)
+        actual = module(
+            KeyedJagged(
+                keys=keys, values=torch.from_numpy(cut.reshape(-1)), offsets=None, batch_size=size, filled=filled_bags
+            )
+        )
+    assert torch.equal(actual.pooled[:filled].view(torch.int32), expected.pooled[:filled].view(torch.int32))
+    assert bool(torch.signbit(expected.pooled[:, :5]).all())
 
 
 @given(st.integers(0, 99), st.sampled_from([5, 8]), st.sampled_from([0, 1, 7]), st.booleans())
-def test_lookups_equal_the_reference_bit_for_bit(seed: int, width: int, batch: int, wide: bool) -> None:
+def test_lookups_match_the_reference_bit_for_bit(seed: int, width: int, batch: int, wide: bool) -> None:
     module = collection(width)
     features = batch_of(np.random.default_rng(seed), batch, torch.int64 if wide else torch.int32)
-    found = module(features)
-    assert found.pooled_keys == ("a1", "a2", "b1", "c1")
+    actual = module(features)
+    assert actual.pooled_keys == ("a1", "a2", "b1", "c1")
     for key, table, mean in (("a1", "a", False), ("a2", "a", False), ("b1", "b", True), ("c1", "c", True)):
         part = features[key]
         expected = pooling.pool(module.table(table)["weight"], part.values, part.offsets, None, mean)
-        assert torch.equal(found[key], expected)
-    assert torch.equal(found.sequences["as"].values, module.table("a")["weight"][features["as"].values.long()])
-    assert torch.equal(found.sequences["as"].offsets, features["as"].offsets)
+        assert torch.equal(actual[key], expected)
+    assert torch.equal(actual.sequences["as"].values, module.table("a")["weight"][features["as"].values.long()])
+    assert torch.equal(actual.sequences["as"].offsets, features["as"].offsets)
 
 
 @pytest.mark.interpreted
-def test_weights_scale_lookups_and_get_gradients() -> None:
+def test_weights_scale_lookups_and_receive_gradients() -> None:
     module = TieredEmbeddingBagCollection(
         [EmbeddingBagConfig(name="t", num_embeddings=20, embedding_dim=5, feature_names=("x",), pooling="mean")],
         optimizer=RowOptimizerConfig(learning_rate=0.0),
@@ -138,7 +146,7 @@ def test_weights_scale_lookups_and_get_gradients() -> None:
 def reference_step(
     module: TieredEmbeddingBagCollection, features: KeyedJagged, outputs: dict[str, Tensor], state: dict[str, Any]
 ) -> None:
-    """Update plain copies of the tables, lookup by lookup."""
+    """Update plain copies of the tables, one lookup at a time."""
     rule = module.engine.optimizer.rule(state["step"])
     for table in module.tables:
         lookups = []
@@ -159,7 +167,7 @@ def reference_step(
     state["step"] += 1
 
 
-def test_weights_of_sequences_alone_get_no_gradient() -> None:
+def test_weights_of_sequences_get_no_gradient() -> None:
     table = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=8, sequence_features=("x",))
     module = TieredEmbeddingBagCollection([table])
     weights = torch.rand(3, requires_grad=True)
@@ -173,7 +181,7 @@ def test_weights_of_sequences_alone_get_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_offsets_of_int32_are_those_of_int64(weighted: bool) -> None:
+def test_int32_offsets_match_int64_offsets(weighted: bool) -> None:
     draws, modules = np.random.default_rng(3), [collection(5), collection(5)]
     for _ in range(3):
         features = batch_of(draws, 30, torch.int32)
@@ -240,7 +248,7 @@ def test_the_number_of_threads_changes_no_bit(kind: str) -> None:
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-def test_bad_batches_name_the_feature() -> None:
+def test_errors_for_bad_batches_name_the_feature() -> None:
     module = collection(4)
     features = batch_of(np.random.default_rng(0), 3)
     with refuses(ConfigError, "batch c1"):
@@ -270,8 +278,8 @@ def test_schedules_follow_the_length_of_a_run() -> None:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_small_table_is_summed_as_a_large_one(kind: Any) -> None:
-    """Tables summed in place and tables whose lookups are sorted first get the same bits."""
+def test_small_and_large_tables_sum_gradients_to_the_same_bits(kind: Any) -> None:
+    """Small tables add gradients in place. Large tables sort their lookups first."""
     count = sized(300, 60)
     ids = torch.from_numpy((40 * np.random.default_rng(5).random(count) ** 3).astype(np.int64))
     found = []

@@ -1,10 +1,10 @@
-"""Lookahead under everything that can happen to it: no hang, errors by name, and rows that are those of the oracle.
+"""Fuzz test of lookahead: it never hangs, its errors are typed, and its rows equal those of a reference.
 
-A case is a few collections, each trained on a thread of its own, at once, by sessions. A session reads batches through
-a `Prefetcher` and may meet a failing store, an interrupt in the middle of a move, a source that raises, a consumer that
-raises, leaves, asks for more than it trained, drains, or closes the tables. Afterwards a collection either goes on,
-bitwise as the same tables in memory that were trained on the same batches, or refuses until it is loaded, and then is
-bitwise what was saved.
+A case is a few collections that train at once, each on its own thread and in sessions. A session reads batches through
+a `Prefetcher`. Its store may fail, a move of rows may be interrupted, its source or its consumer may raise, and the
+consumer may leave, ask for more batches than it trained, drain the prefetcher or close the tables. After that a
+collection either continues and matches tables in memory bit for bit, or refuses to run until it is loaded and then
+matches its checkpoint bit for bit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import StorageError, TrainingError
 
 ROWS, BATCH, MOST_SECONDS = 600, 20, 60
-# Each case is a second's work; STRATAREC_FUZZ_CASES asks for more of them.
+# One case takes about a second; STRATAREC_FUZZ_CASES sets how many cases run.
 CASES = int(os.environ.get("STRATAREC_FUZZ_CASES", "6"))
 TABLES = tuple(
     EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=4, feature_names=(name,)) for name in "ab"
@@ -41,13 +41,13 @@ TABLES = tuple(
 EVENTS = ("none", "read", "write", "interrupt", "source", "consumer", "leave", "greedy", "drain", "close")
 
 
-class Raised(Exception):
-    """Of a source or a consumer."""
+class InjectedError(Exception):
+    """Error of a source or a consumer."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """A pass of a `Prefetcher` over some batches, and what happens in it."""
+    """One pass of a `Prefetcher` over some batches, and the event in it."""
 
     seed: int
     steps: int
@@ -88,8 +88,8 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         assert torch.equal(rows, other[name]), name
 
 
-class Trained:
-    """A tiered collection, the same tables in memory, and what was saved last."""
+class TrainedCollection:
+    """A tiered collection, the same tables in memory, and the last checkpoint."""
 
     def __init__(self, folder: Path, home: Any, slots: int) -> None:
         self.folder, self.home, self.slots, self.saves, self.made = folder, home, slots, 0, 0
@@ -114,27 +114,27 @@ class Trained:
         self.saved = path, self.module.save(path), rows_of(self.plain)
 
     def run(self, session: Session) -> None:
-        """A session, and what must hold after it."""
-        said = ""
+        """Run a session and check the state after it."""
+        message = ""
         try:
             self._train(session)
-        except (StorageError, Raised, KeyboardInterrupt):
+        except (StorageError, InjectedError, KeyboardInterrupt):
             pass
         except TrainingError as error:
-            said = str(error)
-        assert not said or any(words in said for words in EXPECTED[session.event]), (session, said)
+            message = str(error)
+        assert not message or any(words in message for words in EXPECTED[session.event]), (session, message)
         self.store.forget()
         health = self.module.engine.health.state
         if health != "open":
             assert session.event == {"failed": "interrupt", "closed": "close"}[health]
-            self._refuse()
-            self._take_up(health)
+            self._check_refused()
+            self._restore(health)
         assert not len(self.module.engine.in_flight)
         assert_same(rows_of(self.plain), rows_of(self.module))
         if session.seed % 3 == 0:
             self.save()
 
-    def _refuse(self) -> None:
+    def _check_refused(self) -> None:
         for action in (
             lambda: self.module(batch(0)),
             lambda: self.module.prepare(batch(0)),
@@ -145,7 +145,7 @@ class Trained:
                 action()
         assert not (self.folder / "never").exists()
 
-    def _take_up(self, health: str) -> None:
+    def _restore(self, health: str) -> None:
         path, manifest, rows = self.saved
         if health == "closed":
             self.module = self.make()
@@ -159,7 +159,7 @@ class Trained:
     def _source(self, session: Session) -> Iterator[KeyedJagged]:
         for step in range(session.steps):
             if session.event == "source" and step == session.at:
-                raise Raised
+                raise InjectedError
             yield batch(session.seed + step)
 
     def _train(self, session: Session) -> None:
@@ -172,13 +172,13 @@ class Trained:
         )
         with ahead as batches:
             for step, (features, prepared) in enumerate(batches):
-                if step == session.at and not self._meet(session, batches, prepared):
+                if step == session.at and not self._trigger(session, batches, prepared):
                     return
-                for found in (self.module(prepared), self.plain(features)):
-                    found.pooled.square().sum().backward()
+                for output in (self.module(prepared), self.plain(features)):
+                    output.pooled.square().sum().backward()
 
-    def _meet(self, session: Session, batches: Prefetcher[KeyedJagged], prepared: Prepared) -> bool:
-        """Let the session's event happen; whether it goes on."""
+    def _trigger(self, session: Session, batches: Prefetcher[KeyedJagged], prepared: Prepared) -> bool:
+        """Trigger the session's event. Return whether the session continues."""
         event = session.event
         if event in ("read", "write"):
             self.store.fail(event, StorageError("no space"), share=session.share)
@@ -186,7 +186,7 @@ class Trained:
             self.store.fail("read", KeyboardInterrupt(), share=session.share)
             self.store.fail("write", KeyboardInterrupt(), share=session.share)
         elif event == "consumer":
-            raise Raised
+            raise InjectedError
         elif event == "greedy":
             for _ in range(session.steps):
                 next(batches, None)
@@ -208,19 +208,19 @@ EXPECTED: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Kernels: compiling them is no hang."""
+    """Compile the kernels first, so that compilation is not taken for a hang."""
     for home in ("dram", "log"):
-        each = Trained(tmp_path_factory.mktemp(home), home, 96)
+        each = TrainedCollection(tmp_path_factory.mktemp(home), home, 96)
         for seed, event in enumerate(("none", "write", "interrupt")):
             each.run(Session(seed=seed, steps=8, depth=2, pause=0, event=event, at=4, share=0.5))
         each.module.close()
 
 
-def run_all(trained: list[Trained], sessions: list[list[Session]]) -> None:
-    """Every collection by its own sessions, on a thread of its own."""
+def run_all(trained: list[TrainedCollection], sessions: list[list[Session]]) -> None:
+    """Run the sessions of every collection on its own thread."""
     errors: list[BaseException] = []
 
-    def work(each: Trained, own: list[Session]) -> None:
+    def work(each: TrainedCollection, own: list[Session]) -> None:
         try:
             for session in own:
                 each.run(session)
@@ -239,20 +239,20 @@ def run_all(trained: list[Trained], sessions: list[list[Session]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
-# Making a case smaller would wait for its hang over and over.
+# Shrinking a case would wait for its hang again and again.
 @settings(deadline=None, max_examples=CASES, phases=[Phase.generate])
 @given(
     sessions=st.lists(st.lists(SESSIONS, min_size=1, max_size=4), min_size=1, max_size=3),
     home=st.sampled_from(["dram", "log"]),
     slots=st.sampled_from([96, 200]),
 )
-def test_whatever_happens_ahead_rows_are_those_of_the_oracle(
+def test_rows_match_the_reference_after_any_event_during_lookahead(
     sessions: list[list[Session]], home: str, slots: int
 ) -> None:
     folder = Path(tempfile.mkdtemp())
     before = torch.get_num_threads()
     try:
-        trained = [Trained(folder / str(place), home, slots) for place in range(len(sessions))]
+        trained = [TrainedCollection(folder / str(place), home, slots) for place in range(len(sessions))]
         run_all(trained, sessions)
         for each in trained:
             each.module.close()

@@ -1,4 +1,4 @@
-"""Row optimizers against those of torch over whole tables."""
+"""Compare row optimizers with torch's optimizers on full tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stratarec.errors import TrainingError
 ROWS, WIDTH, STEPS = 12, 4, 60
 
 
-def made(**options: Any) -> TieredEmbeddingBagCollection:
+def make_collection(**options: Any) -> TieredEmbeddingBagCollection:
     return TieredEmbeddingBagCollection(
         [EmbeddingBagConfig(name="t", num_embeddings=ROWS, embedding_dim=WIDTH, feature_names=("x",))],
         optimizer=RowOptimizerConfig(**{"learning_rate": 0.02, **options}),
@@ -27,7 +27,7 @@ def made(**options: Any) -> TieredEmbeddingBagCollection:
     )
 
 
-def looked_up(ids: Tensor) -> KeyedJagged:
+def batch_of(ids: Tensor) -> KeyedJagged:
     return KeyedJagged(keys=("x",), values=ids, offsets=None, batch_size=len(ids))
 
 
@@ -36,36 +36,36 @@ def targets(step: int, count: int) -> Tensor:
 
 
 def assert_alike(module: TieredEmbeddingBagCollection, weight: Tensor, state: dict[str, Tensor]) -> None:
-    found = module.table("t")
-    torch.testing.assert_close(found["weight"], weight, rtol=1e-5, atol=2e-6)
+    view = module.table("t")
+    torch.testing.assert_close(view["weight"], weight, rtol=1e-5, atol=2e-6)
     for name in ("exp_avg", "exp_avg_sq"):
-        torch.testing.assert_close(found[name], state[name], rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(view[name], state[name], rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize(("decay", "theirs"), [("l2", torch.optim.Adam), ("decoupled", torch.optim.AdamW)])
-def test_adam_on_all_rows_is_that_of_torch(decay: str, theirs: Any) -> None:
-    module, ids = made(kind="adam", weight_decay=0.05, decay=decay), torch.arange(ROWS)
+def test_adam_on_all_rows_matches_torch(decay: str, theirs: Any) -> None:
+    module, ids = make_collection(kind="adam", weight_decay=0.05, decay=decay), torch.arange(ROWS)
     weight = module.table("t")["weight"].clone().requires_grad_()
     dense = theirs([weight], lr=0.02, weight_decay=0.05)
     for step in range(STEPS):
-        (module(looked_up(ids)).pooled - targets(step, ROWS)).square().sum().backward()
+        (module(batch_of(ids)).pooled - targets(step, ROWS)).square().sum().backward()
         dense.zero_grad()
         (weight - targets(step, ROWS)).square().sum().backward()
         dense.step()
     assert_alike(module, weight.detach(), dense.state[weight])
 
 
-def test_adam_on_some_rows_is_that_of_torch_for_sparse_gradients() -> None:
-    # SparseAdam adds eps before the second moment is corrected: where eps is next to nothing, both are alike.
-    module = made(kind="adam", eps=1e-20)
+def test_adam_on_some_rows_matches_torch_sparse_adam() -> None:
+    # SparseAdam adds eps before it corrects the second moment. The two agree if eps is negligible.
+    module = make_collection(kind="adam", eps=1e-20)
     weight = module.table("t")["weight"].clone().requires_grad_()
     sparse = torch.optim.SparseAdam([weight], lr=0.02, eps=1e-20)
     for step in range(STEPS):
         ids = torch.randint(0, ROWS - 1, (7,), generator=torch.Generator().manual_seed(1000 + step))
-        (module(looked_up(ids)).pooled - targets(step, 7)).square().sum().backward()
+        (module(batch_of(ids)).pooled - targets(step, 7)).square().sum().backward()
         sparse.zero_grad()
-        found = torch.nn.functional.embedding(ids, weight, sparse=True)
-        (found - targets(step, 7)).square().sum().backward()
+        embeddings = torch.nn.functional.embedding(ids, weight, sparse=True)
+        (embeddings - targets(step, 7)).square().sum().backward()
         sparse.step()
     assert_alike(module, weight.detach(), sparse.state[weight])
     assert (module.table("t")["exp_avg_sq"][-1] == 0).all()
@@ -78,59 +78,61 @@ DENSE: dict[str, Any] = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad,
 WARMING = ScheduleConfig(kind="cosine", warmup_steps=5, total_steps=50, final_factor=0.1)
 
 
-def rare(step: int) -> Tensor:
-    """Ids of a batch: of the last rows only now and then."""
+def skewed_ids(step: int) -> Tensor:
+    """Return ids of a batch. The last rows are rare."""
     draws = torch.rand(6, generator=torch.Generator().manual_seed(2000 + step))
     return (draws**3 * ROWS).long()
 
 
 @pytest.mark.parametrize("kind", DENSE)
-def test_a_step_of_all_rows_is_that_of_torch_on_the_whole_table(kind: str) -> None:
-    """The gradient of ``weight_decay / 2 * sum of squares`` on every row at every step, and a rate that changes."""
-    module = made(kind=kind, weight_decay=0.05, rows="all", schedule=WARMING)
+def test_a_step_of_all_rows_matches_torch_on_the_full_table(kind: str) -> None:
+    """Every step adds the gradient of ``weight_decay / 2 * sum of squares`` to every row, and the rate changes."""
+    module = make_collection(kind=kind, weight_decay=0.05, rows="all", schedule=WARMING)
     weight = module.table("t")["weight"].clone().requires_grad_()
     dense = DENSE[kind]([weight], lr=0.02, **({"eps": 1e-8} if kind != "sgd" else {}))
     for step in range(STEPS):
         if step == 30:
             module.engine.step_clock.rate_factor = 0.3
         dense.param_groups[0]["lr"] = 0.02 * WARMING.factor(step) * (0.3 if step >= 30 else 1)
-        found = module(looked_up(rare(step))).pooled
-        torch.testing.assert_close(found, weight[rare(step)].detach(), rtol=1e-5, atol=2e-6)
-        (found - targets(step, 6)).square().sum().backward()
+        actual = module(batch_of(skewed_ids(step))).pooled
+        torch.testing.assert_close(actual, weight[skewed_ids(step)].detach(), rtol=1e-5, atol=2e-6)
+        (actual - targets(step, 6)).square().sum().backward()
         dense.zero_grad()
-        ((weight[rare(step)] - targets(step, 6)).square().sum() + 0.05 / 2 * weight.square().sum()).backward()
+        ((weight[skewed_ids(step)] - targets(step, 6)).square().sum() + 0.05 / 2 * weight.square().sum()).backward()
         dense.step()
         assert module.learning_rate == pytest.approx(0.02 * WARMING.factor(step + 1) * (0.3 if step >= 30 else 1))
-    found = module.table("t")
-    assert (found["clock"] == STEPS).all()
-    torch.testing.assert_close(found["weight"], weight.detach(), rtol=2e-5, atol=5e-6)
+    actual = module.table("t")
+    assert (actual["clock"] == STEPS).all()
+    torch.testing.assert_close(actual["weight"], weight.detach(), rtol=2e-5, atol=5e-6)
     if kind == "adam":
         assert_alike(module, weight.detach(), dense.state[weight])
 
 
 @pytest.mark.parametrize("kind", ROW_OPTIMIZERS)
 @pytest.mark.parametrize("decay", ["l2", "decoupled"])
-def test_who_looks_at_rows_in_between_changes_no_bit(kind: str, decay: str) -> None:
-    """Rows that catch up at every step have the bits of rows that catch up once."""
-    found = []
+def test_reading_rows_between_steps_changes_no_bit(kind: str, decay: str) -> None:
+    """Rows that apply missed steps at every step have the bits of rows that apply them once."""
+    results = []
     for every in (1, 7, STEPS):
-        module = made(kind=kind, weight_decay=0.05, decay=decay, rows="all", schedule=WARMING)
+        module = make_collection(kind=kind, weight_decay=0.05, decay=decay, rows="all", schedule=WARMING)
         for step in range(STEPS):
-            (module(looked_up(rare(step))).pooled - targets(step, 6)).square().sum().backward()
+            (module(batch_of(skewed_ids(step))).pooled - targets(step, 6)).square().sum().backward()
             if step % every == 3:
                 with torch.no_grad():
-                    module(looked_up(torch.arange(ROWS)))
+                    module(batch_of(torch.arange(ROWS)))
                 module.rows("t", 2, 5)
-        found.append({name: view.clone() for name, view in module.table("t").items()})
-    for other in found[1:]:
-        assert all(torch.equal(found[0][name], other[name]) for name in other)
+        results.append({name: view.clone() for name, view in module.table("t").items()})
+    for other in results[1:]:
+        assert all(torch.equal(results[0][name], other[name]) for name in other)
 
 
 def test_rows_that_a_second_batch_lacks_take_the_step_of_the_first() -> None:
-    """Two look-ups before two backwards: the second's gradient is of rows that the first did not change yet."""
-    module = made(kind="sgd", weight_decay=0.5, rows="all")
+    """With two lookups before two backward passes, the second gradient belongs to rows that the first step did not
+    change yet.
+    """
+    module = make_collection(kind="sgd", weight_decay=0.5, rows="all")
     start = module.table("t")["weight"].clone()
-    one, other = (module(looked_up(torch.tensor([row]))).pooled for row in (0, 1))
+    one, other = (module(batch_of(torch.tensor([row]))).pooled for row in (0, 1))
     one.sum().backward()
     other.sum().backward()
     weight = module.table("t")["weight"]
@@ -140,22 +142,22 @@ def test_rows_that_a_second_batch_lacks_take_the_step_of_the_first() -> None:
     torch.testing.assert_close(weight[2:], start[2:] * keep * keep)
 
 
-def test_state_of_all_rows_resumes_elsewhere() -> None:
-    one, other = (made(kind="adam", weight_decay=0.05, rows="all") for _ in range(2))
+def test_state_of_all_rows_resumes_in_another_collection() -> None:
+    one, other = (make_collection(kind="adam", weight_decay=0.05, rows="all") for _ in range(2))
     for step in range(9):
-        one(looked_up(rare(step))).pooled.square().sum().backward()
+        one(batch_of(skewed_ids(step))).pooled.square().sum().backward()
         if step == 4:
             other.load_state_dict(one.state_dict())
         elif step > 4:
-            other(looked_up(rare(step))).pooled.square().sum().backward()
+            other(batch_of(skewed_ids(step))).pooled.square().sum().backward()
     assert all(torch.equal(view, other.table("t")[name]) for name, view in one.table("t").items())
 
 
-# Gradients that are scaled before they are applied
+# Scaled gradients
 
 
 @pytest.mark.parametrize("mean", [False, True])
-def test_buffered_gradients_have_their_norm_and_are_applied_scaled(mean: bool) -> None:
+def test_buffered_gradients_report_their_norm_and_are_applied_scaled(mean: bool) -> None:
     lengths, ids = torch.tensor([2, 0, 3, 1]), torch.tensor([1, 3, 3, 3, 5, 0, 4, 4, 1])
     features = KeyedJagged(
         keys=("x", "s"), values=ids, offsets=torch.tensor([0, 2, 2, 5, 6, 7, 7, 8, 9]), batch_size=len(lengths)
@@ -179,8 +181,8 @@ def test_buffered_gradients_have_their_norm_and_are_applied_scaled(mean: bool) -
     engine = module.engine
     assert isinstance(engine, Engine)
     engine.hold_updates()
-    found = module(features)
-    ((found.pooled * targets(0, 4)).sum() + (found.sequences["s"].values * targets(1, 3)).sum()).backward()
+    output = module(features)
+    ((output.pooled * targets(0, 4)).sum() + (output.sequences["s"].values * targets(1, 3)).sum()).backward()
     assert torch.equal(module.table("t")["weight"], start)
     assert engine.gradient_norm() == pytest.approx(float(weight.grad.norm()), rel=1e-6)
     with refuses(TrainingError, "gradients rows"):
@@ -192,7 +194,7 @@ def test_buffered_gradients_have_their_norm_and_are_applied_scaled(mean: bool) -
 
 
 @pytest.mark.parametrize("rows", [40, 200_000])
-def test_the_norm_has_the_same_bits_at_any_number_of_threads_and_in_any_row(rows: int) -> None:
+def test_the_norm_has_the_same_bits_for_any_number_of_threads_and_any_row(rows: int) -> None:
     draws, before, norms = torch.Generator().manual_seed(3), torch.get_num_threads(), []
     ids = torch.randint(0, 40, (3000,), generator=draws)
     gradient = torch.randn(3000, WIDTH, generator=draws)
@@ -204,7 +206,7 @@ def test_the_norm_has_the_same_bits_at_any_number_of_threads_and_in_any_row(rows
             )
             assert isinstance(module.engine, Engine)
             module.engine.hold_updates()
-            module(looked_up(ids + shift)).pooled.backward(gradient)
+            module(batch_of(ids + shift)).pooled.backward(gradient)
             norms.append(module.engine.gradient_norm())
     finally:
         torch.set_num_threads(before)

@@ -1,4 +1,6 @@
-"""The seam of level 0: rows are reached through `SlotMemory` alone, and nothing needs more of it than it says."""
+"""Test that rows of level 0 are accessed only through `SlotMemory`, and that nothing depends on more than its interface
+guarantees.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.slots import Level0
 from stratarec.errors import ConfigError, TrainingError
 
-# What somebody might write who has the slots' arrays: each stands in the place of a method.
-PAST_THE_SEAM = {
+# Accesses that bypass the interface; each replaces a method.
+BYPASSES = {
     "a table reads a row": (
         "import stratarec.embedding.tables.cached as cached\n"
         "plain = cached.CachedTables._distinct\n"
@@ -39,34 +41,34 @@ def run(code: str) -> Any:
     return forked.python(f"import sys; sys.path[:] = {sys.path!r}\nimport slot_memories\n{code}")
 
 
-def found(code: str) -> Any:
+def run_json(code: str) -> Any:
     done = run(code)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("workloads", [1, pytest.param(len(WORK), marks=pytest.mark.slow)])
-def test_slots_that_check_the_seam_give_the_bits_of_plain_ones(workloads: int) -> None:
-    hashes = found(f"slot_memories.compare({workloads})")
+def test_guarded_slots_match_plain_slots_bit_for_bit(workloads: int) -> None:
+    hashes = run_json(f"slot_memories.compare({workloads})")
     assert all(each == hashes["plain"] for each in hashes.values()), hashes
     assert len(set(hashes["plain"])) == workloads
 
 
-@pytest.mark.parametrize("fault", PAST_THE_SEAM)
-def test_an_access_past_the_seam_ends_with_its_stack(fault: str) -> None:
+@pytest.mark.parametrize("fault", BYPASSES)
+def test_an_access_that_bypasses_the_interface_crashes_with_its_stack(fault: str) -> None:
     work = "slot_memories.work('guarded', **slot_memories.WORK[0])"
-    done = run(f"import faulthandler; faulthandler.enable()\n{PAST_THE_SEAM[fault]}{work}")
+    done = run(f"import faulthandler; faulthandler.enable()\n{BYPASSES[fault]}{work}")
     assert done.returncode in (-signal.SIGSEGV, 128 + signal.SIGSEGV), done.stderr[-3000:]
     assert "Segmentation fault" in done.stderr
     assert "in peek" in done.stderr
 
 
 @pytest.mark.parametrize("names", [WAITING[:1], pytest.param(WAITING, marks=pytest.mark.slow)])
-def test_each_wait_for_a_step_that_is_left_out_shows(names: tuple[str, ...]) -> None:
-    assert found(f"slot_memories.find({names!r})") == list(names)
+def test_every_omitted_wait_for_a_step_is_detected(names: tuple[str, ...]) -> None:
+    assert run_json(f"slot_memories.find({names!r})") == list(names)
 
 
-def test_ids_that_change_after_they_were_checked_are_read_by_no_kernel() -> None:
+def test_ids_changed_after_validation_reach_no_kernel() -> None:
     module = TieredEmbeddingBagCollection(
         [EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=("x",))]
     )
@@ -77,12 +79,12 @@ def test_ids_that_change_after_they_were_checked_are_read_by_no_kernel() -> None
         module(prepared)
 
 
-def test_rows_of_a_device_that_nobody_wrote_slots_for_are_refused() -> None:
+def test_a_device_without_slot_memory_is_refused() -> None:
     with refuses(ConfigError, "memory"):
         Level0(torch.device("meta"))
 
 
-def test_a_device_that_is_not_available_is_refused() -> None:
+def test_an_unavailable_device_is_refused() -> None:
     table = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=("x",))
     with refuses(ConfigError, "device gpu:zero"):
         TieredEmbeddingBagCollection([table], device="gpu:zero")

@@ -1,4 +1,4 @@
-"""Tables under a cache: with float32 homes the same bits as in memory, whatever the cache and the lookahead."""
+"""Test tables with a cache. With float32 homes they match tables in memory bit for bit, for any cache and lookahead."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SAMPLES = 24
 
 
 def batches(steps: int = STEPS, seed: int = 0) -> list[KeyedJagged]:
-    """Skewed ids, bags of 0 to 3."""
+    """Return batches with bags of 0 to 3 ids from a skewed distribution."""
     generator = np.random.default_rng(seed)
     found = []
     for _ in range(steps):
@@ -108,7 +108,7 @@ def train(model: Model, data: list[KeyedJagged], lookahead: int, pause: int = 0)
     return losses
 
 
-def everything(model: Model) -> dict[str, Tensor]:
+def all_rows(model: Model) -> dict[str, Tensor]:
     parts = {
         f"{table.name}.{part}": view.clone()
         for table in TABLES
@@ -129,40 +129,40 @@ def in_memory() -> dict[str, dict[str, Tensor]]:
     for kind in ("sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam", "adam of all rows"):
         model = Model(None, kind)
         train(model, batches(), 0)
-        found[kind] = everything(model)
+        found[kind] = all_rows(model)
     return found
 
 
 HOMES, SHARES, LOOKAHEADS = ("dram", "mapped", "log"), (0.01, 0.03, 1.0), (0, 1, 2, 4)
 
 
-# Each pair of a home, a share and a lookahead.
+# Each combination of home, cache share and lookahead.
 @pytest.mark.parametrize(
     ("home", "share", "lookahead"),
     [(HOMES[(i + j) % 3], share, ahead) for i, share in enumerate(SHARES) for j, ahead in enumerate(LOOKAHEADS)],
 )
-def test_same_bits_as_in_memory(in_memory, tmp_path, home, share, lookahead):
+def test_cached_tables_match_tables_in_memory_bit_for_bit(in_memory, tmp_path, home, share, lookahead):
     model = Model(tiers(share, home=home, mapped_path=tmp_path, log_path=tmp_path), "rowwise_adagrad")
     train(model, batches(), lookahead)
-    assert_same(in_memory["rowwise_adagrad"], everything(model))
+    assert_same(in_memory["rowwise_adagrad"], all_rows(model))
     model.tables.close()
     moved = [tables.traffic for tables in cached_tables(model)]
     assert share == 1.0 or all(traffic.rows_out > 0 for traffic in moved), "nothing was evicted: no test of eviction"
 
 
-def test_a_bad_id_in_one_table_leaves_every_row_as_it_was(in_memory):
+def test_a_bad_id_in_one_table_changes_no_row(in_memory):
     model = Model(tiers(0.01), "rowwise_adagrad")
     data = batches()
     train(model, data[:40], 0)
     wrong = batches(1, seed=3)[0]
-    # The other table's rows are given slots all the same, and others sent home for them.
+    # The other table still assigns slots to its rows and evicts others for them.
     first = list(KEYS).index("friend") * SAMPLES
     wrong.values[wrong.bag_offsets()[first] : wrong.bag_offsets()[first + SAMPLES]] += ROWS["user"]
     for _ in range(2):
         with refuses(ConfigError, "table"):
             model(wrong)
     train(model, data[40:], 0)
-    assert_same(in_memory["rowwise_adagrad"], everything(model))
+    assert_same(in_memory["rowwise_adagrad"], all_rows(model))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp16"])
@@ -170,31 +170,31 @@ def test_a_codec_gives_the_same_bits_in_every_run(kind):
     def run(pause: int) -> dict[str, Tensor]:
         model = Model(tiers(0.01, CodecConfig(kind=kind)), "rowwise_adagrad")
         train(model, batches(), 2, pause)
-        return everything(model)
+        return all_rows(model)
 
     first = run(0)
     assert_same(first, run(0))
-    # A pause for an evaluation or a checkpoint does not change what is evicted.
+    # A pause for an evaluation or a checkpoint does not change which rows are evicted.
     assert_same(first, run(7))
 
 
 @pytest.mark.parametrize("kind", ["rowwise_adagrad", "adam of all rows"])
-def test_reading_changes_nothing_and_sees_every_row(kind):
+def test_reading_changes_nothing_and_returns_every_row(kind):
     plain, cached = Model(None, kind), Model(tiers(0.01), kind)
     data = batches()
     train(plain, data, 0)
     train(cached, data, 0)
-    before = everything(cached)
+    before = all_rows(cached)
     state = [tables.directory.state.tags.copy() for tables in cached_tables(cached)]
     with torch.no_grad():
         for features in batches(5, seed=9):
             assert torch.equal(plain(features), cached(features))
-    assert_same(before, everything(cached))
+    assert_same(before, all_rows(cached))
     for tables, tags in zip(cached_tables(cached), state, strict=True):
         assert (tables.directory.state.tags == tags).all()
 
 
-def test_records_of_rows_that_missed_steps_are_not_exported_as_they_are():
+def test_records_of_rows_with_missed_steps_are_not_exported_as_stored():
     model = Model(tiers(0.01, CodecConfig(kind="int8")), "adam of all rows")
     train(model, batches(40), 0)
     for tables in cached_tables(model):
@@ -205,12 +205,12 @@ def test_records_of_rows_that_missed_steps_are_not_exported_as_they_are():
         assert (clocks[home] == 40).all()
         assert (clocks[there & ~home] < 40).all()
         assert (there & ~home).any()
-    # Whoever reads them sees the steps that they missed.
+    # Reading the rows applies the missed steps.
     assert (model.tables.rows("item", 0, ROWS["item"])["clock"] == 40).all()
 
 
 def singles(values: Tensor) -> KeyedJagged:
-    """One id a bag."""
+    """Return a batch with one id per bag."""
     values = values.clone()
     for place, rows in enumerate(KEYS.values()):
         values[place * SAMPLES : (place + 1) * SAMPLES] %= rows
@@ -218,7 +218,10 @@ def singles(values: Tensor) -> KeyedJagged:
 
 
 def test_rows_of_batches_in_flight_wait_when_they_do_not_fit_together():
-    """Three batches of 24 new rows each share 32 slots: staging must wait for the earlier ones, not fail."""
+    """Three batches of 24 new rows each share 32 slots.
+
+    Staging must wait for the earlier batches instead of failing.
+    """
     config = TierConfig(tables={"item": TableTier(cache_rows=64)}, ways=8)
     plain, cached = Model(None, "sgd"), Model(config, "sgd")
     data = []
@@ -227,10 +230,10 @@ def test_rows_of_batches_in_flight_wait_when_they_do_not_fit_together():
         data.append(singles(values))
     train(plain, data, 0)
     train(cached, data, 3)
-    assert_same(everything(plain), everything(cached))
+    assert_same(all_rows(plain), all_rows(cached))
 
 
-def test_preparing_ahead_waits_for_the_backward_pass_that_its_victims_need():
+def test_preparing_ahead_waits_for_the_backward_pass_of_rows_to_evict():
     model, data = Model(tiers(0.01), "sgd"), batches(3)
     engine = model.tables.engine
     handles = [engine.prepare_ahead(features, 1, lambda: False) for features in data[:2]]
@@ -244,7 +247,7 @@ def test_preparing_ahead_waits_for_the_backward_pass_that_its_victims_need():
     assert not thread.is_alive()
 
 
-def test_two_forwards_before_two_backwards_keep_their_rows():
+def test_two_forward_passes_before_two_backward_passes_keep_their_rows():
     plain, cached = Model(None, "sgd"), Model(tiers(0.01), "sgd")
     data = batches()
     for model in (plain, cached):
@@ -252,10 +255,10 @@ def test_two_forwards_before_two_backwards_keep_their_rows():
             losses = [model(features).sum() for features in (left, right)]
             for loss in losses:
                 loss.backward()
-    assert_same(everything(plain), everything(cached))
+    assert_same(all_rows(plain), all_rows(cached))
 
 
-def test_an_error_while_staging_ahead_is_raised_where_the_batch_is_asked_for():
+def test_an_error_while_staging_ahead_is_raised_when_the_batch_is_requested():
     model = Model(tiers(0.01), "sgd")
     data = batches(4)
     data[2].values[0] = ROWS["item"]
@@ -266,7 +269,7 @@ def test_an_error_while_staging_ahead_is_raised_where_the_batch_is_asked_for():
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adam", "adam", "adam of all rows"])
 @pytest.mark.parametrize("policy", ["lfu", "rank"])
-def test_same_bits_with_every_optimizer_and_policy(in_memory, kind, policy):
+def test_every_optimizer_and_policy_matches_tables_in_memory_bit_for_bit(in_memory, kind, policy):
     model = Model(tiers(0.01, policy=policy), kind)
     train(model, batches(), 1)
-    assert_same(in_memory[kind], everything(model))
+    assert_same(in_memory[kind], all_rows(model))

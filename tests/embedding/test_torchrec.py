@@ -1,4 +1,7 @@
-"""Conversion to and from TorchRec, or a stand-in for its classes where it is absent; with TorchRec, equal losses."""
+"""Test conversion to and from TorchRec.
+
+If TorchRec is absent, a stand-in replaces its classes; if it is present, losses must be equal.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ class TorchRecBagConfig(EmbeddingConfig):
 
 
 class KeyedJaggedTensor:
-    """The methods that conversion calls, as TorchRec documents them."""
+    """The methods that the conversion calls, as TorchRec documents them."""
 
     def __init__(self, keys: list[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> None:
         self._keys, self._values, self._offsets, self._weights = keys, values, offsets, weights
@@ -134,7 +137,7 @@ def test_values_without_an_equivalent_are_refused(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.skipif(torchrec is None, reason="torchrec is not installed: `make bench` installs it")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
-def test_a_dlrm_has_the_losses_that_it_has_on_torchrec(pooling: Any) -> None:
+def test_a_dlrm_has_the_same_losses_as_on_torchrec(pooling: Any) -> None:
     schema = Schema(
         dense=tuple(DenseFeature(name=f"d{number}") for number in range(3)),
         sparse=tuple(SparseFeature(name=name, kind="multi") for name in ROWS),

@@ -1,4 +1,4 @@
-"""Memory of a step apart from its rows: what the engine counts, compared with the process and with the plan."""
+"""Compare the engine's count of a step's workspace with the memory of the process and with the plan."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ print(json.dumps([memory("VmHWM:") - before, small, module.engine.bytes_by_part(
 
 
 @pytest.mark.slow
-def test_the_workspace_of_a_step_is_the_growth_of_the_process_and_the_figure_of_the_plan() -> None:
+def test_the_workspace_matches_the_growth_of_the_process_and_the_plan() -> None:
     done = python(MEASURE)
     assert done.returncode == 0, done.stderr
     growth, small, parts = json.loads(done.stdout)
-    # Capacities are rounded up, and pages without content are not resident.
+    # Capacities are rounded up, and untouched pages are not resident.
     counted = sum(parts[name] - small[name] for name in ("workspace", "outputs"))
     assert 0.85 * counted < growth < 1.05 * counted
-    # The plan has room for batches larger than the mean.
+    # The plan allows for batches larger than the mean.
     assert workspace_bytes([2 * BATCH / 1.25], 16, 1) == parts["workspace"] > 40 << 20
     assert output_bytes(32 * BATCH) == parts["outputs"] > 90 << 20
 
 
-def test_groups_of_tables_share_one_workspace_whatever_the_type_of_their_ids() -> None:
-    """Ids of resident tables are rows, int64, and those of cached tables slots, int32."""
+def test_table_groups_share_one_workspace_for_int32_and_int64_ids() -> None:
+    """Resident tables use int64 row ids and cached tables use int32 slots."""
 
     def train(names: str) -> tuple[dict[str, torch.Tensor], int]:
         tables = [

@@ -1,4 +1,4 @@
-"""Every codec passes the conformance suite, with bytes that must never change unless `record.FORMAT` does."""
+"""Run the conformance suite for every codec, with bytes that must not change unless `record.FORMAT` does."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TestInt4StochasticWide(StochasticTests, QuantisedTests):
     golden = "3321070f5420833e333333bf993eab3eaa3eaa3eab3eaa3eab3eab3e"
 
 
-def test_every_codec_has_a_suite() -> None:
+def test_every_codec_has_a_conformance_suite() -> None:
     suites = {made.config.kind for made in globals().values() if isinstance(made, type) and hasattr(made, "config")}
     assert suites == set(KINDS)
 
@@ -124,7 +124,7 @@ def test_identities_of_other_versions_are_refused(change: dict[str, object]) -> 
         RecordCodec.from_identity(identity)
 
 
-def test_indices_and_arrays_that_do_not_fit_are_refused() -> None:
+def test_invalid_indices_and_arrays_are_refused() -> None:
     codec, level = codec_of(kind="int8"), level_of_four()
     records, keys = np.zeros((5, codec.record_bytes), np.uint8), np.zeros(2, np.uint64)
     good, high, low = np.array([0, 2]), np.array([0, 5]), np.array([-1, 0])
@@ -150,7 +150,7 @@ def test_indices_and_arrays_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "rows"), [("sgd", "batch"), ("rowwise_adagrad", "batch"), ("rowwise_adam", "all"), ("adam", "all")]
 )
-def test_rows_have_the_bytes_of_records_that_an_exact_codec_makes(kind: Any, rows: Any) -> None:
+def test_rows_have_the_bytes_of_an_exact_codec(kind: Any, rows: Any) -> None:
     optimizer = RowOptimizerConfig(kind=kind, rows=rows)
     codec, held = RecordCodec.of(CodecConfig(), 3, optimizer), FloatRows.allocate(5, 3, **optimizer.state_shape)
     for part in held.parts:

@@ -1,6 +1,7 @@
-"""Writes, compacts and checkpoints a log store in a process that is killed, over and over; run by test_stores.py.
+"""Write, compact and checkpoint a log store in a process that is killed again and again; run by test_stores.py.
 
-The victims are forks of this process, which itself never starts a thread: importing anew for each would take seconds.
+The killed processes are forks of this one, which never starts a thread. Importing everything again would take seconds
+for each.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def rows_of(step: int) -> np.ndarray:
 
 
 def restore(store: LogRecords, path: Path | None) -> int:
-    """The step of the checkpoint at `path` once `store` holds it."""
+    """Restore the checkpoint at `path` into `store` and return its step."""
     if path is None:
         return 0
     state = json.loads((path / "state.json").read_text())
@@ -47,7 +48,7 @@ def restore(store: LogRecords, path: Path | None) -> int:
 
 
 def work(root: Path) -> None:
-    """Go on from the newest checkpoint, forever."""
+    """Continue from the newest checkpoint until killed."""
     for leftover in root.glob(".step-*"):
         shutil.rmtree(leftover)
     store, previous = open_store(root, depth=4), newest(root)
@@ -69,15 +70,15 @@ def work(root: Path) -> None:
 
 
 def verify(root: Path) -> int:
-    """The step of the newest checkpoint, which has exactly what was written up to then."""
+    """Check that the newest checkpoint has exactly the rows written until its step, and return the step."""
     store = open_store(root, depth=1)
     step = restore(store, newest(root))
     expected = np.zeros((ROWS, RECORD_BYTES), np.uint8)
     for number in range(1, step + 1):
         expected[rows_of(number)] = random_records(rows_of(number), RECORD_BYTES, number)
     out = np.zeros_like(expected)
-    found = store.read(np.arange(ROWS), out)
-    assert (found == (expected != 0).any(axis=1)).all(), f"rows are missing at step {step}"
+    written = store.read(np.arange(ROWS), out)
+    assert (written == (expected != 0).any(axis=1)).all(), f"rows are missing at step {step}"
     assert (out == expected).all(), f"records differ at step {step}"
     store.check()
     store.close()

@@ -1,4 +1,4 @@
-"""Damage to a checkpointed log store is detected and named, whatever byte it hits."""
+"""Test that damage to any byte of a checkpointed log store is detected and named."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def open_store(directory: Path) -> LogRecords:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> tuple[Path, Manifest]:
-    """Two segments, the second short, and a base and a delta of locations."""
+    """Write two segments, the second one short, and a base and a delta of locations."""
     store = open_store(tmp_path / "first")
     store.write(np.arange(200), random_records(np.arange(200), RECORD_BYTES, 1))
     store.checkpoint(new_directory(tmp_path / "before"), None)
@@ -39,7 +39,9 @@ def checkpoint(tmp_path: Path) -> tuple[Path, Manifest]:
 
 
 def regions(store: LogRecords, blocks: int) -> list[int]:
-    """Offsets in every region of every block: checksum, tag, record and padding of cells, unused tail; some between."""
+    """Return offsets in every region of every block (checksum, tag, records, padding, unused tail) and some random
+    ones.
+    """
     shape = store.layout.shape
     cell, tail = shape.cell_words * 8, shape.per_block * shape.cell_words * 8
     inside = [0, 3, 4, 7, 8, cell - 3, cell - 1, cell, tail - cell, tail - 1, tail, 4095]
@@ -50,7 +52,7 @@ def regions(store: LogRecords, blocks: int) -> list[int]:
 
 
 def rows_at(store: LogRecords, slot: int, offset: int) -> np.ndarray:
-    """The row whose record is in the cell at an offset of a segment, if any."""
+    """Return the row whose record contains the offset of a segment, if any."""
     shape, (block, inside) = store.layout.shape, divmod(offset, 4096)
     k = inside // (shape.cell_words * 8)
     cell = (slot * shape.segment_blocks + block) * shape.per_block + k
@@ -127,7 +129,7 @@ def test_every_flipped_byte_of_a_location_file_is_detected(checkpoint: tuple[Pat
     store.close()
 
 
-def test_a_block_in_the_place_of_another_is_damage(checkpoint: tuple[Path, Manifest], tmp_path: Path) -> None:
+def test_a_block_copied_over_another_block_is_damage(checkpoint: tuple[Path, Manifest], tmp_path: Path) -> None:
     directory, manifest = checkpoint
     path = max(directory.glob("segment-*.log"), key=lambda path: path.stat().st_size)
     content = path.read_bytes()
@@ -142,7 +144,7 @@ def test_a_block_in_the_place_of_another_is_damage(checkpoint: tuple[Path, Manif
     store.close()
 
 
-def test_a_damaged_block_stops_compaction_and_keeps_what_can_be_read(
+def test_a_damaged_block_stops_compaction_and_other_rows_stay_readable(
     checkpoint: tuple[Path, Manifest], tmp_path: Path
 ) -> None:
     directory, manifest = checkpoint

@@ -1,4 +1,4 @@
-"""Conditions that are not damage: short reads and writes, refused direct I/O, too many open files."""
+"""Test conditions that are not damage: short reads and writes, refused direct I/O, too many open files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def assert_readable(store: LogRecords) -> None:
 
 
 @pytest.mark.parametrize("got", [-errno.EINTR, -errno.EAGAIN, 0, 1000, 4096, 5000, 12_287])
-def test_a_read_that_was_cut_short_is_continued(tmp_path: Path, got: int) -> None:
+def test_a_short_read_is_continued(tmp_path: Path, got: int) -> None:
     content = np.random.default_rng(0).integers(0, 256, 12_288, np.uint8)
     (tmp_path / "file").write_bytes(bytes(100) + content.tobytes())
     found = np.zeros(12_288, np.uint8)
@@ -54,10 +54,10 @@ def test_a_read_that_was_cut_short_is_continued(tmp_path: Path, got: int) -> Non
 
 
 @pytest.mark.parametrize("name", ["pwrite", "preadv"])
-def test_direct_access_that_is_refused_after_a_file_was_opened_is_not_used(
+def test_direct_io_that_fails_on_first_access_is_not_used(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a file system does whose opens succeed and whose first access fails with EINVAL."""
+    """Some file systems let a file be opened with O_DIRECT and then fail the first access with EINVAL."""
     access = getattr(os, name)
 
     def refusing(descriptor: int, *given: Any) -> Any:
@@ -102,7 +102,7 @@ else:
 
 
 @pytest.mark.slow
-def test_more_segments_than_files_may_be_open_raise_the_limit_or_name_it(tmp_path: Path) -> None:
+def test_more_segments_than_open_files_raise_the_limit_or_an_error_that_names_it(tmp_path: Path) -> None:
     def run(name: str, soft: int, hard: int) -> str:
         command = [sys.executable, "-W", "ignore", "-c", FILES, str(tmp_path / name), str(soft), str(hard)]
         path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

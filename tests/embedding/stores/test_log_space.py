@@ -1,4 +1,4 @@
-"""Space: its bounds, a budget, a full disk, file systems without links or direct reads."""
+"""Test the space of a log store: its bounds, a budget, a full disk, and file systems without links or direct reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write(store: LogRecords, rows: np.ndarray, seed: int) -> None:
 
 @pytest.fixture
 def mounted(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A file system of its own, of the kind and with the options that the test names."""
+    """Mount a file system of the kind and with the options of the test's parameter."""
     kind, options = request.param
     path = new_directory(tmp_path / "mounted")
     done = subprocess.run(
@@ -61,7 +61,7 @@ def test_space_stays_within_the_bound_and_contents_survive_compaction(tmp_path: 
     store.flush()
     assert_same_contents(store, np.ones(ROWS, np.bool_), expected)
     store.compact()
-    # Open segments and buffers aside, hardly anything is dead after that.
+    # After compaction almost no space is dead, except in open segments and buffers.
     assert store.segments.file_bytes <= 1.06 * live + 2 * 65536
     assert_same_contents(store, np.ones(ROWS, np.bool_), expected)
     store.check()
@@ -79,14 +79,14 @@ def test_short_segments_of_many_checkpoints_are_merged(tmp_path: Path) -> None:
         directory = new_directory(tmp_path / f"{step}")
         store.checkpoint(directory, previous)
         previous = directory
-    # The writer waits for nothing here, so the thread may lag behind by a few.
+    # The writer never waits here, so the compaction thread may be a few segments behind.
     store.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 2))
     assert len(store.segments.used) <= store.layout.slots
     assert_same_contents(store, np.ones(ROWS, np.bool_), random_records(np.arange(ROWS), RECORD_BYTES, 2))
     store.close()
 
 
-def test_a_spent_budget_is_an_error_that_leaves_the_store_and_its_checkpoint_whole(tmp_path: Path) -> None:
+def test_an_exceeded_budget_is_an_error_and_store_and_checkpoint_stay_intact(tmp_path: Path) -> None:
     budget = 12 * 65536
     store = open_store(tmp_path / "store", budget_bytes=budget)
     write(store, np.arange(1000), 1)
@@ -107,7 +107,7 @@ def test_a_spent_budget_is_an_error_that_leaves_the_store_and_its_checkpoint_who
     store.close()
 
 
-def test_a_budget_is_kept_while_dead_rows_can_make_room(tmp_path: Path) -> None:
+def test_a_budget_is_kept_while_dead_rows_can_be_reclaimed(tmp_path: Path) -> None:
     rows = np.arange(2000)
     store = open_store(tmp_path, budget_bytes=14 * 65536)
     for seed in range(20):
@@ -121,14 +121,14 @@ def test_a_budget_is_kept_while_dead_rows_can_make_room(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(1 << 20, 4 << 20), (4 << 20, 1 << 20), (0, 1 << 20), (1 << 20, 0)])
 def test_a_checkpoint_resumes_under_another_budget(tmp_path: Path, before: int, after: int) -> None:
-    """The budget decides how long segments are: a larger one is what the error of a spent one advises."""
+    """The budget determines the length of segments. The error for an exceeded budget recommends a larger one."""
 
-    def made(name: str, budget: int) -> LogRecords:
+    def make_store(name: str, budget: int) -> LogRecords:
         config = LogConfig(buffer_bytes=4096, budget_bytes=budget)
         return LogRecords(tmp_path / name, rows=400_000, record_bytes=20, config=config)
 
     rows = np.arange(12_000)
-    store, other = made("one", before), made("other", after)
+    store, other = make_store("one", before), make_store("other", after)
     assert store.layout.segment_blocks != other.layout.segment_blocks
     for seed in range(3):
         store.write(rows[:8000], random_records(rows[:8000], 20, seed))
@@ -162,7 +162,7 @@ def test_a_budget_too_small_for_the_segments_of_a_checkpoint_is_named(tmp_path: 
 
 
 @small_disk
-def test_a_full_disk_is_an_error_that_leaves_the_store_whole(mounted: Path) -> None:
+def test_a_full_disk_is_an_error_and_the_store_stays_intact(mounted: Path) -> None:
     store = open_store(mounted / "store")
     write(store, np.arange(1000), 1)
     manifest = store.checkpoint(new_directory(mounted / "checkpoint"), None)
@@ -180,7 +180,7 @@ def test_a_full_disk_is_an_error_that_leaves_the_store_whole(mounted: Path) -> N
 
 @small_disk
 @pytest.mark.filterwarnings("ignore:.*hard links")
-def test_a_checkpoint_on_a_full_disk_is_an_error_and_the_one_before_stays(mounted: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_on_a_full_disk_is_an_error_and_the_previous_one_stays(mounted: Path, tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     write(store, np.arange(1000), 1)
     manifest = store.checkpoint(new_directory(mounted / "first"), None)
@@ -196,14 +196,14 @@ def test_a_checkpoint_on_a_full_disk_is_an_error_and_the_one_before_stays(mounte
 
 
 @small_disk
-def test_a_mapped_file_that_does_not_fit_is_refused_when_it_is_created(mounted: Path) -> None:
+def test_a_mapped_file_larger_than_the_disk_is_refused_on_creation(mounted: Path) -> None:
     with refuses(StorageError, f"{mounted}/records.map 2600000"):
         MappedRecords(mounted, rows=10_000, record_bytes=RECORD_BYTES)
     assert not list(mounted.iterdir())
 
 
 @small_disk
-def test_where_links_are_refused_files_are_copied_once(mounted: Path, tmp_path: Path) -> None:
+def test_files_are_copied_once_if_links_are_refused(mounted: Path, tmp_path: Path) -> None:
     store = open_store(mounted / "store")
     write(store, np.arange(1000), 1)
     with pytest.warns(RuntimeWarning, match="hard links"):
@@ -222,7 +222,7 @@ def test_where_links_are_refused_files_are_copied_once(mounted: Path, tmp_path: 
     store.close()
 
 
-def test_untouched_rows_cost_nothing(tmp_path: Path) -> None:
+def test_untouched_rows_take_no_space(tmp_path: Path) -> None:
     store = LogRecords(tmp_path, rows=100_000_000, record_bytes=76)
     empty = store.memory()
     assert empty.block_bytes == 0

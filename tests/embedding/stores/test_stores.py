@@ -1,4 +1,4 @@
-"""Every store passes the conformance suite; what a log writes survives kills."""
+"""Run the conformance suite for every store, and test that the writes of a log survive kills."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from stratarec.kernels.blocks import aio
 
 
 class ArrayRecordsTests(RecordStoreTests):
-    """What homes that are memory must keep in addition; logs meet full disks in `test_log_space`."""
+    """Additional tests of homes in memory; `test_log_space` tests logs on full disks."""
 
     @pytest.mark.parametrize("size", [0, 200, 20_000])
-    def test_a_checkpoint_without_room_changes_nothing(self, store: RecordStore, tmp_path: Path, size: int) -> None:
+    def test_a_checkpoint_without_space_changes_nothing(self, store: RecordStore, tmp_path: Path, size: int) -> None:
         self.fill(store, np.arange(self.rows), seed=1)
         store.checkpoint(new_directory(tmp_path / "first"), None)
         self.fill(store, np.arange(0, self.rows, 2), seed=2)
@@ -70,13 +70,13 @@ TestDramMachine = DramMachine.TestCase
 TestDramMachine.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
 
 
-def test_untouched_rows_cost_nothing() -> None:
+def test_untouched_rows_take_no_memory() -> None:
     store = DramRecords(rows=10_000_000, record_bytes=260)
     assert store.memory().dram_bytes == 0
     rows = np.array([0, 9_999_999])
     assert not store.read(rows, np.empty((2, 260), np.uint8)).any()
     store.write(rows, np.ones((2, 260), np.uint8))
-    # Two rows at either end: at most two huge pages of records and of each bitmap.
+    # Two rows at either end touch at most two huge pages of records and of each bitmap.
     assert 0 < store.memory().dram_bytes <= 6 * (2 << 20)
     store.close()
 
@@ -112,7 +112,7 @@ class TestLogRecordsWithoutAsynchronousReads(RecordStoreTests):
 
 
 @pytest.mark.parametrize("depth", [1, 3, 128])
-def test_many_reads_of_every_order_and_depth_give_what_was_written(tmp_path: Path, depth: int) -> None:
+def test_reads_of_every_order_and_depth_return_what_was_written(tmp_path: Path, depth: int) -> None:
     rows, generator = np.arange(20_000), np.random.default_rng(0)
     store = LogRecords(tmp_path, rows=len(rows), record_bytes=260, config=LogConfig(buffer_bytes=1 << 16, depth=depth))
     records = random_records(rows, 260, 1)
@@ -151,9 +151,9 @@ def killed(tmp_path: Path, kills: int) -> list[int]:
     script = Path(__file__).with_name("killed.py")
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, script, tmp_path, str(kills)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, env=path)
-    assert found.returncode == 0, found.stderr
-    steps: list[int] = json.loads(found.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, check=False, env=path)
+    assert process.returncode == 0, process.stderr
+    steps: list[int] = json.loads(process.stdout)
     return steps
 
 
@@ -168,7 +168,7 @@ def refuse(*_: object, **__: object) -> NoReturn:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_nothing_that_is_there_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(b"rows")
     target.write_bytes(b"mine")
@@ -200,7 +200,7 @@ def test_a_source_that_is_a_link_is_not_followed(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "target").exists()
 
 
-def test_a_copy_is_whole_where_links_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_is_complete_if_links_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "source").write_bytes(b"rows" * 1000)
     monkeypatch.setattr(os, "link", refuse)
     with pytest.warns(RuntimeWarning, match="hard links"):
