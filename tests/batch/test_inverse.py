@@ -1,4 +1,4 @@
-"""Inverse jagged tensors: every operation is the same as expanding first, whatever the bags."""
+"""Test inverse jagged tensors: every operation gives the same result as expanding first, for any bags."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IDS = st.lists(st.integers(0, 3), max_size=3)
 
 
 def samples_of(features: KeyedJagged) -> Samples:
-    """Sample by sample, the bag of each feature."""
+    """Return the bags of each sample, by feature."""
     bags = [features[key].to_list() for key in features.keys]
     return [[bag[b] for bag in bags] for b in range(features.batch_size)]  # type: ignore[misc]
 
@@ -32,7 +32,7 @@ def keyed(samples: Samples, keys: tuple[str, ...]) -> KeyedJagged:
 
 @st.composite
 def groups(draw: st.DrawFn, keys: tuple[str, ...] = ("a", "b"), size: int | None = None) -> InverseJagged:
-    """Groups with repeated and unused distinct values, over `size` samples."""
+    """Draw groups with repeated and unused distinct values, for `size` samples."""
     unique = draw(st.lists(st.lists(IDS, min_size=len(keys), max_size=len(keys)), min_size=1, max_size=5))
     count = draw(st.integers(0, 9)) if size is None else size
     inverse = draw(st.lists(st.integers(0, len(unique) - 1), min_size=count, max_size=count))
@@ -41,7 +41,7 @@ def groups(draw: st.DrawFn, keys: tuple[str, ...] = ("a", "b"), size: int | None
 
 @st.composite
 def windows(draw: st.DrawFn) -> InverseJagged:
-    """Overlapping windows into one list of events."""
+    """Draw overlapping windows into one list of events."""
     events = draw(st.lists(st.integers(0, 9), min_size=1, max_size=8))
     ends = st.integers(0, len(events))
     pairs = draw(st.lists(st.tuples(ends, ends), min_size=1, max_size=5))
@@ -61,7 +61,7 @@ fast = settings(deadline=None, max_examples=30)
 
 @fast
 @given(EITHER)
-def test_expanding_gives_each_sample_the_bags_that_it_points_at(group: InverseJagged) -> None:
+def test_expanding_gives_each_sample_the_bags_of_its_inverse_index(group: InverseJagged) -> None:
     unique = samples_of(group.materialize().unique)  # type: ignore[arg-type]
     assert samples_of(group.expand()) == [unique[int(place)] for place in group.inverse]
     assert samples_of(group.materialize().expand()) == samples_of(group.expand())
@@ -70,7 +70,7 @@ def test_expanding_gives_each_sample_the_bags_that_it_points_at(group: InverseJa
 
 @fast
 @given(EITHER, st.integers(0, 9), st.integers(0, 9))
-def test_a_slice_is_the_slice_of_what_it_expands_to(group: InverseJagged, one: int, other: int) -> None:
+def test_a_slice_expands_to_the_slice_of_the_expanded_samples(group: InverseJagged, one: int, other: int) -> None:
     first, last = sorted((min(one, group.batch_size), min(other, group.batch_size)))
     part = group.slice(first, last)
     assert samples_of(part.expand()) == samples_of(group.expand())[first:last]
@@ -79,7 +79,7 @@ def test_a_slice_is_the_slice_of_what_it_expands_to(group: InverseJagged, one: i
 
 @fast
 @given(EITHER)
-def test_compacting_numbers_by_first_appearance(group: InverseJagged) -> None:
+def test_compacting_numbers_values_by_first_appearance(group: InverseJagged) -> None:
     compact = group.compact()
     assert samples_of(compact.expand()) == samples_of(group.expand())
     assert list(dict.fromkeys(compact.inverse.tolist())) == list(range(compact.unique.batch_size))
@@ -87,14 +87,14 @@ def test_compacting_numbers_by_first_appearance(group: InverseJagged) -> None:
 
 @fast
 @given(st.one_of(st.lists(groups(), min_size=1, max_size=3), st.lists(windows(), min_size=1, max_size=3)))
-def test_concatenation_is_the_concatenation_of_what_they_expand_to(parts: list[InverseJagged]) -> None:
-    whole = InverseJagged.concatenate(parts)
-    assert samples_of(whole.expand()) == [sample for part in parts for sample in samples_of(part.expand())]
+def test_concatenating_expands_to_the_concatenated_samples(parts: list[InverseJagged]) -> None:
+    joined = InverseJagged.concatenate(parts)
+    assert samples_of(joined.expand()) == [sample for part in parts for sample in samples_of(part.expand())]
     plain = KeyedJagged.concatenate([part.expand() for part in parts])
-    assert samples_of(plain) == samples_of(whole.expand())
+    assert samples_of(plain) == samples_of(joined.expand())
 
 
-def test_a_batch_expands_in_the_order_that_is_asked_for() -> None:
+def test_a_batch_expands_in_the_requested_order() -> None:
     group = InverseJagged(unique=keyed([[[1]], [[2, 3]]], ("h",)), inverse=torch.tensor([1, 0, 1], dtype=torch.int32))
     sparse = keyed([[[5]], [[6]], [[]]], ("item",))
     batch = Batch(label=torch.zeros(3), dense=torch.zeros(3, 0), sparse=sparse, groups=(group,))
@@ -104,7 +104,7 @@ def test_a_batch_expands_in_the_order_that_is_asked_for() -> None:
     assert samples_of(plain.sparse) == [[[2, 3], [5]], [[1], [6]], [[2, 3], []]]
 
 
-def test_impossible_groups_are_refused() -> None:
+def test_invalid_groups_are_refused() -> None:
     unique = keyed([[[1]], [[2]]], ("a",))
     with refuses(ConfigError, "sample 1 2"):
         InverseJagged(unique=unique, inverse=torch.tensor([0, 2]))

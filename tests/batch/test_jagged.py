@@ -1,4 +1,4 @@
-"""Jagged batches: joining, looking at one feature, selecting; and what is refused."""
+"""Test jagged batches: joining, accessing one feature, selecting, and validation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def feature(bags: list[list[int]], weighted: bool = False) -> JaggedTensor:
     return JaggedTensor(values=values, offsets=offsets, weights=values.float() / 10 if weighted else None)
 
 
-def test_features_join_and_come_apart_again() -> None:
+def test_features_are_joined_and_split_again() -> None:
     parts = {"a": feature([[1, 2], [], [3]], True), "b": feature([[], [], [9]], True), "c": feature([[], [], []], True)}
     joined = KeyedJagged.from_features(parts)
     for key, part in parts.items():
@@ -26,7 +26,7 @@ def test_features_join_and_come_apart_again() -> None:
     assert swapped["a"].to_list() == [[1, 2], [], [3]]
 
 
-def test_impossible_batches_are_refused() -> None:
+def test_invalid_batches_are_refused() -> None:
     with refuses(ConfigError, "batch sizes"):
         KeyedJagged.from_features({"a": feature([[1]]), "b": feature([[1], [2]])})
     with refuses(ConfigError, "feature weights"):

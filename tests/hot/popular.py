@@ -1,4 +1,4 @@
-"""Small data sets whose hot rows are known."""
+"""Small data sets with known hot rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ ROW_BYTES = 68
 
 
 def log(path: Path) -> Path:
-    """Users whose item and shop are both popular or both rare, in sessions of four; a place without information."""
+    """Write a log whose items and shops are both popular or both rare for a user, in sessions of four.
+
+    `place` is random.
+    """
     draws = np.random.default_rng(1)
     session = np.arange(SAMPLES) // 4
     popular = draws.random(SAMPLES) < 0.6
@@ -36,7 +39,7 @@ def log(path: Path) -> Path:
 
 
 def prepared(root: Path, groups: str, place: bool = True, **vocabulary: object) -> Dataset:
-    """The log as a data set; with `place` four features of three vocabularies, else without that of place."""
+    """Prepare the log as a data set with four features and three vocabularies, or without `place`."""
     names = ("item", "shop", "place") if place else ("item", "shop")
     schema = Schema(
         sparse=(

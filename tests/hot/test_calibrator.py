@@ -1,4 +1,6 @@
-"""The hot rows that are chosen fit, are worth what is predicted, and are never worse than the most looked-up ones."""
+"""Test that the selected hot rows fit the budget, have the predicted hit share, and are never worse than the most
+looked-up rows.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ from stratarec.hot.selection import RowRange, hottest_rows, most_inputs, parts_o
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """With groups and windows."""
+    """Return a data set with groups and windows."""
     return prepared(tmp_path_factory.mktemp("hot"), "auto")
 
 
 def part(counts: list[int], tail: int = 1, row_bytes: int = 1) -> RowRange:
-    """A table with these counts."""
+    """Return a table with the given lookup counts."""
     return RowRange(table="t", rows=len(counts), row_bytes=row_bytes, tail=tail, counts=np.array(counts))
 
 
@@ -30,7 +32,7 @@ def bytes_of(dataset: Dataset) -> dict[str, int]:
 
 
 def rows_of(dataset: Dataset, profile: HotProfile) -> tuple[list[RowRange], np.ndarray]:
-    """Parts, and their hot rows."""
+    """Return the parts and the number of hot rows in each."""
     parts = parts_of(dataset, bytes_of(dataset))
     return parts, profile.hot(parts)
 
@@ -39,18 +41,19 @@ def total(dataset: Dataset) -> int:
     return sum(dataset.table_rows().values()) * ROW_BYTES
 
 
-def test_most_looked_up_rows_are_those_with_most_lookups_per_byte() -> None:
+def test_hottest_rows_have_the_most_lookups_per_byte() -> None:
     parts = [part([9, 5, 1]), part([16, 8, 4, 2], row_bytes=2), part([2, 4], tail=2)]
     assert hottest_rows(parts, 1).tolist() == [1, 0, 0]
     assert hottest_rows(parts, 3).tolist() == [1, 1, 0]
     assert hottest_rows(parts, 4).tolist() == [2, 1, 0]
     assert hottest_rows(parts, 8).tolist() == [2, 2, 2]
     assert hottest_rows(parts, 13).tolist() == [3, 4, 2]
-    # A popular row behind a rare one of an earlier data set takes that one with it.
+    # Hot rows are a prefix of the table. In a table with a base a popular row can follow a rare one, which is then hot
+    # too.
     assert hottest_rows([part([9, 0, 7, 0]), part([2])], 3).tolist() == [3, 0]
 
 
-def test_thresholds_reach_the_best_ones_there_are() -> None:
+def test_thresholds_are_close_to_the_optimum() -> None:
     draws = np.random.default_rng(5)
     parts = [part([0] * 6) for _ in range(3)]
     worst = 1.0
@@ -64,7 +67,7 @@ def test_thresholds_reach_the_best_ones_there_are() -> None:
     assert worst >= 0.9
 
 
-def test_inputs_that_lack_one_table_do_not_hold_up_the_rest(dataset: Dataset) -> None:
+def test_inputs_without_values_of_one_table_do_not_limit_the_others(dataset: Dataset) -> None:
     budget = total(dataset) // 5
     profile = calibrate(dataset, bytes_of(dataset), budget)
     parts = parts_of(dataset, bytes_of(dataset))
@@ -78,12 +81,12 @@ def test_inputs_that_lack_one_table_do_not_hold_up_the_rest(dataset: Dataset) ->
     assert profile.chosen.inputs.low <= exact <= profile.chosen.inputs.high
 
 
-def test_the_interval_holds_the_true_share_at_least_95_times_in_100() -> None:
+def test_the_interval_contains_the_true_share_in_at_least_95_of_100_cases() -> None:
     draws = np.random.default_rng(2)
     inside = 0
     for _ in range(100):
         shares = draws.binomial(200, 0.3, 16) / 200
-        found = estimate(shares)
-        inside += found.low <= 0.3 <= found.high
+        interval = estimate(shares)
+        inside += interval.low <= 0.3 <= interval.high
     assert inside >= 95
     assert estimate(np.array([0.5])).low == 0

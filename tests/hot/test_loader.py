@@ -1,4 +1,4 @@
-"""Hot batches hold every sample once, and only inputs whose rows are all hot."""
+"""Test that hot batches contain every sample once, and only samples whose rows are all hot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stratarec.hot.selection import Counts, RowRange, hottest_rows, parts_of
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Six shards of a row group, the last one smaller."""
+    """Return a data set of six shards with one row group each; the last one is smaller."""
     return prepared(tmp_path_factory.mktemp("hot"), "auto", place=False)
 
 
@@ -34,8 +34,8 @@ def loader(dataset: Dataset, rows: tuple[list[RowRange], Counts], **config: obje
 
 
 def is_hot(batch: Batch, parts: list[RowRange], hot: Counts, dataset: Dataset) -> np.ndarray:
-    """``[B]``, by a loop over its bags."""
-    found = np.ones(batch.size, dtype=bool)
+    """Return whether each sample is hot (``[B]``), computed by a loop over its bags."""
+    hot_samples = np.ones(batch.size, dtype=bool)
     for feature in dataset.schema.sparse:
         bag = batch.sparse[feature.name]
         values, offsets = bag.values.numpy(), bag.offsets.numpy()
@@ -43,66 +43,66 @@ def is_hot(batch: Batch, parts: list[RowRange], hot: Counts, dataset: Dataset) -
             if part.table == feature.vocabulary:
                 cold = values >= number
                 for sample in np.searchsorted(offsets, np.flatnonzero(cold), side="right") - 1:
-                    found[sample] = False
-    return found
+                    hot_samples[sample] = False
+    return hot_samples
 
 
-def lines(batches: list[Batch]) -> list[tuple[object, ...]]:
-    """Every sample."""
-    found = []
+def samples_of(batches: list[Batch]) -> list[tuple[object, ...]]:
+    """Return every sample of the batches."""
+    samples = []
     for batch in batches:
         columns = [
             (bag.values.tolist(), bag.offsets.tolist()) for bag in map(batch.sparse.__getitem__, batch.sparse.keys)
         ]
         for place in range(batch.size):
             bags = (tuple(values[offsets[place] : offsets[place + 1]]) for values, offsets in columns)
-            found.append((float(batch.label[place]), *bags))
-    return found
+            samples.append((float(batch.label[place]), *bags))
+    return samples
 
 
 @pytest.mark.parametrize(("size", "buffers"), [(64, 2), (700, 3), (64, 8), (5000, 1)])
 def test_every_sample_is_in_one_batch_of_its_kind(dataset, rows, size, buffers) -> None:
-    made = loader(dataset, rows, batch_size=size, shuffle_row_groups=buffers)
-    batches = list(made.batches(0))
-    kinds = made.kinds(0)
-    assert len(batches) == len(made) == len(kinds)
-    found = [is_hot(batch, *rows, dataset) for batch in batches]
-    for hot, kind in zip(found[:-1], kinds[:-1], strict=True):
+    hot_loader = loader(dataset, rows, batch_size=size, shuffle_row_groups=buffers)
+    batches = list(hot_loader.batches(0))
+    kinds = hot_loader.kinds(0)
+    assert len(batches) == len(hot_loader) == len(kinds)
+    hot_flags = [is_hot(batch, *rows, dataset) for batch in batches]
+    for hot, kind in zip(hot_flags[:-1], kinds[:-1], strict=True):
         assert (hot == kind).all()
-    assert found[-1].all() == kinds[-1]
-    assert 0.1 < made.hot_samples / made.samples < 0.9
+    assert hot_flags[-1].all() == kinds[-1]
+    assert 0.1 < hot_loader.hot_samples / hot_loader.samples < 0.9
     partial = [batch.size for batch in batches if batch.size != size]
     assert len(partial) <= 2
-    plain = Loader(dataset, "train", made.config)
-    assert len(made) == len(plain)
-    assert sorted(lines(batches)) == sorted(lines(list(plain.batches(0))))
+    plain = Loader(dataset, "train", hot_loader.config)
+    assert len(hot_loader) == len(plain)
+    assert sorted(samples_of(batches)) == sorted(samples_of(list(plain.batches(0))))
 
 
-def test_an_epoch_is_resumed_at_any_batch(dataset, rows) -> None:
-    made = loader(dataset, rows, shuffle_row_groups=1)
-    whole = [lines([batch]) for batch in made.batches(1)]
-    assert whole != [lines([batch]) for batch in made.batches(0)]
-    for first in [*range(0, len(whole), 11), len(whole) - 1, len(whole)]:
-        assert [lines([batch]) for batch in made.batches(1, first)] == whole[first:]
+def test_an_epoch_resumes_at_any_batch(dataset, rows) -> None:
+    hot_loader = loader(dataset, rows, shuffle_row_groups=1)
+    all_batches = [samples_of([batch]) for batch in hot_loader.batches(1)]
+    assert all_batches != [samples_of([batch]) for batch in hot_loader.batches(0)]
+    for first in [*range(0, len(all_batches), 11), len(all_batches) - 1, len(all_batches)]:
+        assert [samples_of([batch]) for batch in hot_loader.batches(1, first)] == all_batches[first:]
 
 
 def test_buffers_before_the_first_batch_are_not_read(dataset, rows, monkeypatch) -> None:
-    made = loader(dataset, rows, shuffle_row_groups=1)
+    hot_loader = loader(dataset, rows, shuffle_row_groups=1)
     read: list[int] = []
     inner = HotLoader._classified
     monkeypatch.setattr(HotLoader, "_classified", lambda self, *given: read.append(given[3]) or inner(self, *given))
-    list(made.batches(0, len(made) - 3))
+    list(hot_loader.batches(0, len(hot_loader) - 3))
     assert read == [5]
 
 
 def part(rows: int, tail: int = 0) -> RowRange:
-    """A table that nobody looks up."""
+    """Return a table without lookups."""
     return RowRange(table="t", rows=rows, row_bytes=4, tail=tail, counts=np.zeros(1, dtype=np.int64))
 
 
-def expected(dataset: Dataset, parts: list[RowRange]) -> np.ndarray:
-    """By expanding every sample."""
-    found = []
+def expected_needs(dataset: Dataset, parts: list[RowRange]) -> np.ndarray:
+    """Compute the needs from every expanded sample."""
+    rows = []
     for number, shard in enumerate(dataset.shards("train")):
         for group in range(len(shard.row_groups)):
             for row in dataset.read_row_group("train", number, group).to_pylist():
@@ -113,22 +113,22 @@ def expected(dataset: Dataset, parts: list[RowRange]) -> np.ndarray:
                         for place, each in enumerate(parts):
                             if identity >= 0 and each.table == feature.vocabulary:
                                 needs[place] = max(needs[place], each.tail, identity + 1)
-                found.append(needs)
-    return np.array(found)
+                rows.append(needs)
+    return np.array(rows)
 
 
 @pytest.mark.parametrize("groups", ["auto", "none"])
-def test_needs_are_those_of_a_loop_over_all_ids(tmp_path: Path, groups: str) -> None:
+def test_needs_match_a_loop_over_all_ids(tmp_path: Path, groups: str) -> None:
     dataset = prepared(tmp_path, groups, max_rows=800)
     parts = parts_of(dataset, dict.fromkeys(dataset.vocabularies, ROW_BYTES))
     assert len(parts) == 3
     reader = NeedsReader(dataset, parts)
-    found = [
+    needs = [
         reader.of(dataset.row_group("train", number, group))
         for number, shard in enumerate(dataset.shards("train"))
         for group in range(len(shard.row_groups))
     ]
-    np.testing.assert_array_equal(np.concatenate(found), expected(dataset, parts))
+    np.testing.assert_array_equal(np.concatenate(needs), expected_needs(dataset, parts))
 
 
 def test_ids_beyond_two_to_the_24_are_distinguished() -> None:

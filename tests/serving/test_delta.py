@@ -1,4 +1,6 @@
-"""What changed between two exports: who takes it scores as by the later one, to the bit, and refuses all else."""
+"""Test deltas between exports: a scorer that applies a delta matches the newer export bit for bit, and any other delta
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import numpy as np
 import polars as pl
 import pytest
 from safetensors.numpy import load_file, save_file
-from training.test_continual import begin, go_on
+from training.test_continual import begin, continue_run
 
 from errors import missing, refuses
 from stratarec import Scorer
@@ -29,21 +31,21 @@ SLOW = pytest.mark.slow
 CODECS = ["fp32", *(pytest.param(name, marks=SLOW) for name in ("int8", "int4"))]
 
 
-def chain(root: Path, codec: str) -> Path:
-    """A run of the first day that continues with two more: exports 0 to 2, and deltas 1 and 2."""
+def make_exports(root: Path, codec: str) -> Path:
+    """Train a run on three days. Write an export of each day (0 to 2) and deltas 1 and 2."""
     changes: dict[str, Any] = {}
     if codec != "fp32":
-        # Large enough tables, and batches so small, that some do not fit their cache.
+        # The tables are large and the batches small enough that some tables do not fit their cache.
         changes["memory"] = {"precision": codec, "lookahead": 1, "cache": {"fraction": 0.05, "ways": 4}}
         changes["vocabulary"] = {"min_count": 1, "overrides": {"place": {"kind": "hash", "buckets": 2000}}}
         changes["train"] = {"batch_size": 16}
     with pytest.MonkeyPatch.context() as patch:
-        # Of so small a log nearly all rows change in a day.
+        # In a log this small nearly all rows change in a day.
         patch.setattr(write_delta, "_MOST", 1.0)
         run = begin(root, **changes)
         assert main(["export", "-q", str(run), "-o", str(root / "0")]) == 0
         for day in (1, 2):
-            go_on(run, root / f"day-{day}.parquet")
+            continue_run(run, root / f"day-{day}.parquet")
             since = ["--since", str(root / str(day - 1))]
             assert main(["export", "-q", str(run), "-o", str(root / str(day)), *since]) == 0
     return root
@@ -51,54 +53,54 @@ def chain(root: Path, codec: str) -> Path:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return chain(tmp_path_factory.mktemp("chain"), "fp32")
+    return make_exports(tmp_path_factory.mktemp("chain"), "fp32")
 
 
 def frame(root: Path, day: int = 2) -> pl.DataFrame:
-    """A day's rows, with histories of earlier ones."""
+    """Return the rows of a day, with histories of earlier rows."""
     log = pl.read_parquet(root / f"day-{day}.parquet")
     return log.with_columns(pl.concat_list("item", pl.col("item") + 1).alias("seen"))
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_an_export_and_its_deltas_score_as_the_last_export_to_the_bit(
+def test_an_export_with_its_deltas_matches_the_last_export_bit_for_bit(
     codec: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    root = request.getfixturevalue("home") if codec == "fp32" else chain(tmp_path, codec)
+    root = request.getfixturevalue("home") if codec == "fp32" else make_exports(tmp_path, codec)
     scorer, rows = Scorer.open(root / "0"), frame(root)
     assert codec in {table.codec for table in scorer.manifest.tables.values()}
     first = scorer.score(rows)
     for day in (1, 2):
         scorer.update(root / f"{day}.delta")
-        whole = Scorer.open(root / str(day))
-        assert scorer.manifest == whole.manifest
-        assert np.array_equal(scorer.score(rows), whole.score(rows))
+        current = Scorer.open(root / str(day))
+        assert scorer.manifest == current.manifest
+        assert np.array_equal(scorer.score(rows), current.score(rows))
         assert not np.array_equal(scorer.score(rows), first)
-    # One row at a time, by the other reader.
-    assert scorer.score(rows[:1].to_dict(as_series=False)) == whole.score(rows[:1].to_dict(as_series=False))
+    # Single rows take another path of the encoder.
+    assert scorer.score(rows[:1].to_dict(as_series=False)) == current.score(rows[:1].to_dict(as_series=False))
     grown = Scorer.open(root / "0").manifest.tables["item"].rows
-    assert whole.manifest.tables["item"].rows > grown
+    assert current.manifest.tables["item"].rows > grown
 
 
-def test_a_delta_has_only_the_rows_that_differ(
+def test_a_delta_contains_only_the_rows_that_differ(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, after = (load_file(home / name / "tables.safetensors") for name in ("1", "2"))
-    found = load_file(home / "2.delta" / DELTA_ROWS)
+    delta = load_file(home / "2.delta" / DELTA_ROWS)
     for name, table in after.items():
         same = np.zeros(len(table), dtype=bool)
         same[: len(before[name])] = (table[: len(before[name])] == before[name]).all(axis=1)
-        assert found[CHANGED + name].tolist() == np.flatnonzero(~same).tolist()
+        assert delta[CHANGED + name].tolist() == np.flatnonzero(~same).tolist()
     assert main(["check", "-q", str(home / "2.delta")]) == 0
     assert not missing("complete", capsys.readouterr().out)
-    # None do: the export of the same model again.
+    # Another export of the same model differs in no row.
     shutil.copytree(home / "2", tmp_path / "2")
     assert write_delta.write_delta(ExportedModel.open(home / "2"), tmp_path / "2", tmp_path / "none") == 0.0
     scorer, rows = Scorer.open(home / "2"), frame(home)
     expected = scorer.score(rows)
     scorer.update(tmp_path / "none")
     assert np.array_equal(scorer.score(rows), expected)
-    # More than a quarter: the export stands alone.
+    # If more than a quarter of the rows changed, no delta is written.
     run = ["export", "-q", str(home / "run"), "-o", str(tmp_path / "whole"), "--since", str(home / "1")]
     assert main(run) == 0
     assert "no delta: more than a quarter of the rows" in capsys.readouterr().out
@@ -106,9 +108,9 @@ def test_a_delta_has_only_the_rows_that_differ(
     assert not (tmp_path / "whole.delta").exists()
 
 
-def test_scores_are_of_one_model_or_the_other_while_deltas_are_applied_or_refused(home: Path, tmp_path: Path) -> None:
+def test_concurrent_scores_come_from_one_model_while_deltas_are_applied_or_refused(home: Path, tmp_path: Path) -> None:
     scorer, rows = Scorer.open(home / "0"), frame(home)[:50]
-    damages = [flipped("network.safetensors"), flipped(DELTA_ROWS), fill("item", 0, np.inf)]
+    damages = [flipped_byte("network.safetensors"), flipped_byte(DELTA_ROWS), changed_value("item", 0, np.inf)]
     known = [Scorer.open(home / str(day)).score(rows).tobytes() for day in range(3)]
     with ThreadPoolExecutor(2) as threads:
         done = [threads.submit(lambda: [scorer.score(rows).tobytes() for _ in range(100)]) for _ in range(2)]
@@ -120,13 +122,13 @@ def test_scores_are_of_one_model_or_the_other_while_deltas_are_applied_or_refuse
                     scorer.update(delta)
                 assert scorer.score(rows).tobytes() == known[day - 1]
             scorer.update(home / f"{day}.delta")
-        found = [each for part in done for each in part.result()]
-    assert set(found) <= set(known)
+        scores = [each for part in done for each in part.result()]
+    assert set(scores) <= set(known)
     assert scorer.score(rows).tobytes() == known[2]
 
 
-def resealed(change: Callable[[dict[str, np.ndarray[Any, Any]]], None]) -> Callable[[Path], None]:
-    """By somebody who seals what he writes."""
+def changed_tensors(change: Callable[[dict[str, np.ndarray[Any, Any]]], None]) -> Callable[[Path], None]:
+    """Change the tensors of a delta and seal the manifest again."""
 
     def craft(delta: Path) -> None:
         tensors = load_file(delta / DELTA_ROWS)
@@ -141,7 +143,7 @@ def resealed(change: Callable[[dict[str, np.ndarray[Any, Any]]], None]) -> Calla
     return craft
 
 
-def field(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+def changed_manifest(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     def craft(delta: Path) -> None:
         content = read_unvalidated(delta / DELTA, DELTA_FORMAT, "")
         change(content)
@@ -150,7 +152,7 @@ def field(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     return craft
 
 
-def flipped(name: str) -> Callable[[Path], None]:
+def flipped_byte(name: str) -> Callable[[Path], None]:
     def damage(delta: Path) -> None:
         path = next(delta.glob(name))
         content = bytearray(path.read_bytes())
@@ -160,8 +162,8 @@ def flipped(name: str) -> Callable[[Path], None]:
     return damage
 
 
-def fill(key: str, place: int, value: float) -> Callable[[Path], None]:
-    return resealed(lambda tensors: tensors[key].reshape(-1).__setitem__(place, value))
+def changed_value(key: str, place: int, value: float) -> Callable[[Path], None]:
+    return changed_tensors(lambda tensors: tensors[key].reshape(-1).__setitem__(place, value))
 
 
 REFUSED: list[tuple[str, Callable[[Path], None], str]] = [
@@ -169,27 +171,27 @@ REFUSED: list[tuple[str, Callable[[Path], None], str]] = [
     ("2", lambda delta: None, "delta model"),
     ("1", shutil.rmtree, "delta"),
     ("1", lambda delta: (delta / DELTA).unlink(), "delta.json"),
-    ("1", flipped("network.safetensors"), "hash"),
-    ("1", flipped(DELTA_ROWS), "hash"),
-    ("1", flipped("vocabulary/*item*"), "hash"),
+    ("1", flipped_byte("network.safetensors"), "hash"),
+    ("1", flipped_byte(DELTA_ROWS), "hash"),
+    ("1", flipped_byte("vocabulary/*item*"), "hash"),
     ("1", lambda delta: (delta / DELTA_ROWS).unlink(), "missing"),
-    ("1", fill(CHANGED + "item", 0, -1), "rows"),
-    ("1", fill(CHANGED + "item", -1, 10**6), "rows"),
-    ("1", fill(CHANGED + "item", 1, 0), "rows"),
-    ("1", fill("item", 0, np.inf), "number finite"),
-    ("1", resealed(lambda tensors: tensors.pop("item")), "item"),
-    ("1", field(lambda content: content["changed"].update(item=1)), "changed"),
-    ("1", field(lambda content: content["changed"].pop("item")), "changed"),
-    ("1", field(lambda content: content["files"].update({"../x": content["files"][DELTA_ROWS]})), "files"),
-    ("1", field(lambda content: content["manifest"]["model"].update(embedding_dim=4)), ""),
-    ("1", field(lambda content: content["manifest"]["vocabularies"]["item"].update(digest="0" * 32)), ""),
+    ("1", changed_value(CHANGED + "item", 0, -1), "rows"),
+    ("1", changed_value(CHANGED + "item", -1, 10**6), "rows"),
+    ("1", changed_value(CHANGED + "item", 1, 0), "rows"),
+    ("1", changed_value("item", 0, np.inf), "number finite"),
+    ("1", changed_tensors(lambda tensors: tensors.pop("item")), "item"),
+    ("1", changed_manifest(lambda content: content["changed"].update(item=1)), "changed"),
+    ("1", changed_manifest(lambda content: content["changed"].pop("item")), "changed"),
+    ("1", changed_manifest(lambda content: content["files"].update({"../x": content["files"][DELTA_ROWS]})), "files"),
+    ("1", changed_manifest(lambda content: content["manifest"]["model"].update(embedding_dim=4)), ""),
+    ("1", changed_manifest(lambda content: content["manifest"]["vocabularies"]["item"].update(digest="0" * 32)), ""),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("of", "change", "message"), REFUSED, ids=[f"{k}-{m[:30]}" for k, (*_, m) in enumerate(REFUSED)]
 )
-def test_what_is_no_delta_of_a_model_is_refused_and_leaves_it_as_it_was(
+def test_an_invalid_delta_is_refused_and_the_model_stays(
     home: Path, tmp_path: Path, of: str, change: Callable[[Path], None], message: str
 ) -> None:
     delta = Path(shutil.copytree(home / "2.delta", tmp_path / "delta"))
@@ -204,12 +206,12 @@ def test_what_is_no_delta_of_a_model_is_refused_and_leaves_it_as_it_was(
     assert scorer.manifest == Scorer.open(home / of).manifest
 
 
-def test_a_delta_of_what_does_not_continue_is_refused_in_a_line(
+def test_a_delta_between_unrelated_exports_is_refused_in_one_line(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with refuses(ExportError, "vocabulary export"):
         write_delta.write_delta(ExportedModel.open(home / "2"), home / "1", tmp_path / "back")
-    # Before a full export is made in vain.
+    # The command fails before it writes a full export.
     for since in (home / "1.delta", tmp_path / "none"):
         command = ["export", "-q", str(home / "run"), "-o", str(tmp_path / "out"), "--since", str(since)]
         assert main(command) == 2

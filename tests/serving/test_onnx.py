@@ -1,4 +1,4 @@
-"""ONNX Runtime computes what torch does, for every model that it can represent; torch computes the others."""
+"""Compare ONNX Runtime with torch for every model that ONNX can represent. Torch computes the other models."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ SEVERAL = ("shared_bottom", "mmoe")
 CURVE = LogitMap(knots=(-1.0, 0.0, 1.0), values=(-2.0, 0.1, 1.0), slopes=(0.5, 2.0))
 
 
-def built(name: str, tmp_path: Path) -> tuple[Network, dict[str, int]]:
-    """A network with random weights, and the widths of its inputs."""
-    made = tiny(tmp_path)
+def make_network(name: str, tmp_path: Path) -> tuple[Network, dict[str, int]]:
+    """Return a network with random weights and the widths of its inputs."""
+    config = tiny(tmp_path)
     schema = {
         "time": "time",
         "user": "who",
@@ -67,8 +67,8 @@ def built(name: str, tmp_path: Path) -> tuple[Network, dict[str, int]]:
     }
     if name in SEVERAL:
         schema["labels"] = [schema.pop("label"), "bought"]
-    made["data"]["source"] = {"kind": "parquet", "paths": [str(tmp_path / "log.parquet")], "schema": schema}
-    recipe = Recipe.from_dict(made | {"model": CASES[name]})
+    config["data"]["source"] = {"kind": "parquet", "paths": [str(tmp_path / "log.parquet")], "schema": schema}
+    recipe = Recipe.from_dict(config | {"model": CASES[name]})
     columns: Schema = recipe.data.source.schema
     tables = build_tables(recipe.model, columns, dict.fromkeys(columns.vocabularies(), 50))
     network = build_network(recipe.model, columns, tuple(key for table in tables for key in table.feature_names))
@@ -90,29 +90,29 @@ def inputs(network: Network, widths: Mapping[str, int], rows: int, length: int) 
 
 @pytest.mark.parametrize("is_calibrated", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_graphs_compute_what_the_network_does(tmp_path: Path, name: str, is_calibrated: bool) -> None:
+def test_graphs_compute_the_same_as_the_network(tmp_path: Path, name: str, is_calibrated: bool) -> None:
     torch.manual_seed(1)
-    network, widths = built(name, tmp_path)
+    network, widths = make_network(name, tmp_path)
     if is_calibrated:
         network.calibration = Calibration([CURVE] * len(network.labels))
     content = to_onnx(network, inputs(network, widths, 2, 3), inputs(network, widths, 5, 7))
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     for rows, length in ((1, 1), (1, 4), (3, 2), (64, 6)):
         given = inputs(network, widths, rows, length)
-        found = session.run(None, {key: value.numpy() for key, value in given.items()})[0]
+        actual = session.run(None, {key: value.numpy() for key, value in given.items()})[0]
         expected = network.padded(*given.values()).numpy()
         assert expected.shape == ((rows, 2) if name in SEVERAL else (rows,))
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
         assert rows == 1 or len(np.unique(expected)) > 1
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An export with several labels and a calibration, and the run of a network in bf16."""
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write an export with several labels and a calibration, and an export of a network in bf16."""
     root = tmp_path_factory.mktemp("onnx")
     for precision in ("float32", "bf16"):
-        made = tiny(root, epochs=1, max_steps=20, eval_every=0, precision=precision, run=str(root / precision))
-        recipe = Recipe.from_dict(made)
+        config = tiny(root, epochs=1, max_steps=20, eval_every=0, precision=precision, run=str(root / precision))
+        recipe = Recipe.from_dict(config)
         Trainer(recipe, prepared(recipe.data)).train()
         with open_run(root / precision) as trained:
             export(trained, root / f"export-{precision}")
@@ -124,9 +124,9 @@ def frame(scorer: Scorer, rows: int) -> dict[str, list[Any]]:
     return {feature.name: draws.integers(0, 90, rows).tolist() for feature in (*columns.dense, *columns.sparse)}
 
 
-def test_scores_are_those_of_torch(whole: Path) -> None:
-    scorer = Scorer.open(whole / "export-float32")
-    other = Scorer.open(whole / "export-float32", runtime="torch")
+def test_scores_match_torch(exports: Path) -> None:
+    scorer = Scorer.open(exports / "export-float32")
+    other = Scorer.open(exports / "export-float32", runtime="torch")
     assert (scorer.runtime, other.runtime) == ("onnxruntime", "torch")
     assert "onnxruntime" in scorer._repr_html_()
     for rows in (1, 2, 100, 1500, 9000):
@@ -135,12 +135,12 @@ def test_scores_are_those_of_torch(whole: Path) -> None:
 
 
 def test_torch_computes_histories_of_very_different_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which ONNX Runtime would compute with padding."""
+    """ONNX Runtime would pad all histories to the longest one."""
     write_log(tmp_path / "log.parquet", 300)
     model = MODELS["dlrm"] | {"history": {"pooling": "target_attention"}}
-    made = content(tmp_path, model, "none", max_steps=5)
-    made["data"]["source"]["schema"]["sparse"] = [*SPARSE[:-1], SPARSE[-1] | {"max_length": 100}]
-    recipe = Recipe.from_dict(made)
+    config = content(tmp_path, model, "none", max_steps=5)
+    config["data"]["source"]["schema"]["sparse"] = [*SPARSE[:-1], SPARSE[-1] | {"max_length": 100}]
+    recipe = Recipe.from_dict(config)
     Trainer(recipe, prepare(recipe.data)).train()
     with open_run(tmp_path / "run") as trained:
         export(trained, tmp_path / "export")
@@ -157,8 +157,8 @@ def test_torch_computes_histories_of_very_different_lengths(tmp_path: Path, monk
         assert len(calls) == expected
 
 
-def test_several_threads_use_one_scorer(whole: Path) -> None:
-    scorer = Scorer.open(whole / "export-float32", runtime="onnxruntime")
+def test_several_threads_use_one_scorer(exports: Path) -> None:
+    scorer = Scorer.open(exports / "export-float32", runtime="onnxruntime")
     frames = [frame(scorer, rows) for rows in range(1, 40)]
     expected = [scorer.score(given) for given in frames]
     before = torch.get_num_threads()
@@ -171,34 +171,34 @@ def test_several_threads_use_one_scorer(whole: Path) -> None:
         torch.set_num_threads(before)
 
 
-def test_torch_computes_networks_that_onnx_cannot_represent(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Scorer.open(whole / "export-bf16").runtime == "torch"
+def test_torch_computes_networks_that_onnx_cannot_represent(exports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Scorer.open(exports / "export-bf16").runtime == "torch"
     with refuses(ConfigError, "runtime bf16"):
-        Scorer.open(whole / "export-bf16", runtime="onnxruntime")
+        Scorer.open(exports / "export-bf16", runtime="onnxruntime")
     with refuses(ConfigError, "runtime 'tf'"):
-        Scorer.open(whole / "export-float32", runtime="tf")  # type: ignore[arg-type]
-    # A function of a package's model that the conversion does not know.
+        Scorer.open(exports / "export-float32", runtime="tf")  # type: ignore[arg-type]
+    # The model of a plugin calls a function that the conversion does not support.
     known = {name: each for name, each in onnx_graph._OPERATIONS.items() if name != "linear"}
     with monkeypatch.context() as patch:
         patch.setattr(onnx_graph, "_OPERATIONS", known)
-        assert Scorer.open(whole / "export-float32").runtime == "torch"
+        assert Scorer.open(exports / "export-float32").runtime == "torch"
         with refuses(ConfigError, "runtime linear"):
-            Scorer.open(whole / "export-float32", runtime="onnxruntime")
-    # A graph that computes something else.
+            Scorer.open(exports / "export-float32", runtime="onnxruntime")
+    # The graph computes another function.
     with monkeypatch.context() as patch:
         patch.setitem(known, "linear", onnx_graph._linear)
         patch.setitem(known, "relu", onnx_graph._OPERATIONS["sigmoid"])
         patch.setattr(onnx_graph, "_OPERATIONS", known)
         with refuses(ConfigError, "runtime differ"):
-            Scorer.open(whole / "export-float32", runtime="onnxruntime")
+            Scorer.open(exports / "export-float32", runtime="onnxruntime")
     with monkeypatch.context() as patch:
         patch.setattr(onnx_network, "to_onnx", lambda *_: b"nothing")
         with refuses(ConfigError, "runtime ONNX"):
-            Scorer.open(whole / "export-float32", runtime="onnxruntime")
+            Scorer.open(exports / "export-float32", runtime="onnxruntime")
 
 
 @pytest.mark.parametrize("name", ["onnx", "onnxruntime"])
-def test_torch_computes_the_network_without_the_extra(whole: Path, name: str) -> None:
+def test_torch_computes_the_network_without_the_extra(exports: Path, name: str) -> None:
     script = (
         "import sys\n"
         f"sys.modules[{name!r}] = None\n"
@@ -210,13 +210,13 @@ def test_torch_computes_the_network_without_the_extra(whole: Path, name: str) ->
         "except ConfigError as error:\n"
         "    print(error)\n"
     )
-    chosen, error = forked.python(script, [str(whole / "export-float32")]).stdout.splitlines()
+    chosen, error = forked.python(script, [str(exports / "export-float32")]).stdout.splitlines()
     assert chosen == "torch"
     assert "stratarec[onnx]" in error
 
 
 class Branching(Network):
-    """A network whose number of functions depends on the batch."""
+    """A network whose operations depend on the batch size."""
 
     def __init__(self) -> None:
         torch.nn.Module.__init__(self)

@@ -104,7 +104,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def go_on(run: Path, *logs: Path, code: int = 0) -> None:
+def continue_run(run: Path, *logs: Path, code: int = 0) -> None:
     assert main(["continue", "-q", str(run), *map(str, logs)]) == code
 
 
@@ -124,7 +124,7 @@ def assert_same_period(one: Path, other: Path) -> None:
 def test_periods_in_one_command_and_in_several_give_the_same_bits(home: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(home / "run", tmp_path / "run"))
     for day in (1, 2, 3):
-        go_on(run, home / f"day-{day}.parquet")
+        continue_run(run, home / f"day-{day}.parquet")
     assert [path.name for path in periods.paths(run)] == [f"period-{number:05d}" for number in (1, 2, 3)]
     for number in (2, 3):
         assert_same_period(periods.of_number(run, number), periods.of_number(home / "whole", number))
@@ -145,7 +145,7 @@ def test_scores_of_a_period_are_those_of_the_checkpoint_before_with_the_historie
     for day in (1, 2):
         # First by the whole log that the run was trained on, then by what the period carries.
         found = scores(run, home / f"day-{day}.parquet", [str(home / "day-0.parquet")] if day == 1 else [])
-        go_on(run, home / f"day-{day}.parquet")
+        continue_run(run, home / f"day-{day}.parquet")
         known = periods.read(periods.of_number(run, day)).to_dict()["scores"]
         assert known["all"] == json.loads(json.dumps(found))
         assert {"known", "tail", "new"} <= known.keys()
@@ -260,7 +260,7 @@ def test_whatever_stops_a_period_leaves_the_run_as_it_was_and_it_can_be_repeated
 
         with monkeypatch.context() as context:
             context.setattr(f"stratarec.training.{stage}", stop)
-            go_on(run, home / "day-1.parquet", code=code)
+            continue_run(run, home / "day-1.parquet", code=code)
         assert files_of(run) == before
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -313,7 +313,7 @@ def test_a_file_that_is_not_what_comes_next_is_refused_in_a_line(
 ) -> None:
     run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
     before = files_of(run)
-    go_on(run, log(home, tmp_path), code=2)
+    continue_run(run, log(home, tmp_path), code=2)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert not missing(message, said), said
@@ -327,7 +327,7 @@ def test_files_that_are_periods_already_are_skipped(
     run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
     copy = copied("day-1.parquet")(home, tmp_path)
     capsys.readouterr()
-    go_on(run, copy, home / "day-2.parquet", home / "day-2.parquet")
+    continue_run(run, copy, home / "day-2.parquet", home / "day-2.parquet")
     said = capsys.readouterr().out
     assert not missing("period 1 day-1.parquet", said)
     assert not missing("period 2 day-2.parquet", said)
@@ -345,16 +345,16 @@ def test_the_last_period_is_reverted_and_repeated_with_the_same_bits(
 ) -> None:
     run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
     before = files_of(run)
-    go_on(run, home / "day-2.parquet")
+    continue_run(run, home / "day-2.parquet")
     made = Path(shutil.copytree(periods.paths(run)[-1], tmp_path / "period-00002"))
     with Dataset.open(periods.paths(run)[-1] / "data").locked():
         assert main(["revert", "-q", str(run)]) == 2
     assert len(periods.paths(run)) == 2
     assert main(["revert", "-q", str(run)]) == 0
     assert files_of(run) == before
-    go_on(run, home / "day-2.parquet")
+    continue_run(run, home / "day-2.parquet")
     assert_same_period(periods.paths(run)[-1], made)
-    go_on(run, home / "day-3.parquet")
+    continue_run(run, home / "day-3.parquet")
     for number in (3, 2):
         capsys.readouterr()
         assert main(["revert", "-q", str(run)]) == (0 if number == 3 else 2)
@@ -367,7 +367,7 @@ def one_period(home: Path) -> Path:
     run = home / "one"
     if not run.exists():
         shutil.copytree(home / "run", run)
-        go_on(run, home / "day-1.parquet")
+        continue_run(run, home / "day-1.parquet")
     return run
 
 
@@ -384,7 +384,7 @@ def test_encoded_rows_under_caches_continue_to_the_same_bits_each_time(home: Pat
     assert any(not tables.resident for tables in trainer.model.embeddings.engine.tables)
     run = Path(made.run)
     shutil.copytree(run, tmp_path / "again")
-    go_on(run, tmp_path / "day-1.parquet", tmp_path / "day-2.parquet")
+    continue_run(run, tmp_path / "day-1.parquet", tmp_path / "day-2.parquet")
     for day in (1, 2):
-        go_on(tmp_path / "again", tmp_path / f"day-{day}.parquet")
+        continue_run(tmp_path / "again", tmp_path / f"day-{day}.parquet")
     assert_same_period(periods.of_number(run, 2), periods.of_number(tmp_path / "again", 2))

@@ -69,15 +69,15 @@ def logs(home: Path) -> list[Path]:
     return sorted(home.glob("clicks-*.parquet"))
 
 
-def go_on(run: Path, *files: Path, code: int = 0) -> None:
+def continue_run(run: Path, *files: Path, code: int = 0) -> None:
     assert main(["continue", "-q", str(run), *map(str, files)]) == code
 
 
 def test_periods_in_one_command_and_in_several_are_the_same_and_leave_no_click_out(home: Path, tmp_path: Path) -> None:
     runs = [Path(shutil.copytree(home / "run", tmp_path / name)) for name in ("whole", "each")]
-    go_on(runs[0], *logs(home)[1:])
+    continue_run(runs[0], *logs(home)[1:])
     for file in logs(home)[1:]:
-        go_on(runs[1], file)
+        continue_run(runs[1], file)
     told = [[periods.read(path) for path in periods.paths(run)] for run in runs]
     assert [period.scores for period in told[0]] == [period.scores for period in told[1]]
     # Samples are those of all these clicks in one log that goes on from the first.
@@ -107,7 +107,7 @@ def test_periods_in_one_command_and_in_several_are_the_same_and_leave_no_click_o
 
 def test_a_user_who_is_forgotten_is_in_no_click_that_waits_or_is_looked_back_on(home: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(home / "run", tmp_path / "run"))
-    go_on(run, logs(home)[1])
+    continue_run(run, logs(home)[1])
     kept = Dataset.open(periods.of_number(run, 1) / "data").clicks()
     assert kept is not None
     user, item = kept.waiting["user_id"][0], kept.waiting["item_id"][5]
@@ -121,4 +121,4 @@ def test_a_user_who_is_forgotten_is_in_no_click_that_waits_or_is_looked_back_on(
     for part in ("recent", "waiting"):
         assert left.frames[part].equals(kept.frames[part].filter(~gone))
     assert len(kept.first) - len(left.first) == 1
-    go_on(run, logs(home)[2])
+    continue_run(run, logs(home)[2])

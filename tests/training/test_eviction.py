@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from training.test_continual import DAY, assert_same_period, begin, go_on
+from training.test_continual import DAY, assert_same_period, begin, continue_run
 
 from stratarec import Scorer
 from stratarec.cli import main
@@ -32,10 +32,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(run, root / "whole")
         assert main(["export", "-q", str(run), "-o", str(root / "0")]) == 0
         for day in (1, 2, 3):
-            go_on(run, root / f"day-{day}.parquet")
+            continue_run(run, root / f"day-{day}.parquet")
             since = ["--since", str(root / str(day - 1))]
             assert main(["export", "-q", str(run), "-o", str(root / str(day)), *since]) == 0
-        go_on(root / "whole", *(root / f"day-{day}.parquet" for day in (1, 2, 3)))
+        continue_run(root / "whole", *(root / f"day-{day}.parquet" for day in (1, 2, 3)))
     return root
 
 

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 import torch
 from training import test_continual
-from training.test_continual import DAYS, begin, files_of, go_on
+from training.test_continual import DAYS, begin, continue_run, files_of
 from training.test_eviction import EVICT
 
 from errors import missing
@@ -34,7 +34,7 @@ SLOW = pytest.mark.slow
 def begun(root: Path, **changes: Any) -> Path:
     """A run of a day that went on with another."""
     run = begin(root, **changes)
-    go_on(run, root / "day-1.parquet")
+    continue_run(run, root / "day-1.parquet")
     return run
 
 
@@ -127,7 +127,7 @@ def test_what_is_forgotten_is_nowhere_and_all_else_keeps_its_bits(
         user=pl.when(pl.int_range(pl.len()) < 30).then(pl.lit(known)).otherwise("user")
     )
     frame.write_parquet(tmp_path / "next.parquet")
-    go_on(run, tmp_path / "next.parquet")
+    continue_run(run, tmp_path / "next.parquet")
     values = last(run).vocabulary("user").values.to_list()
     assert values.index(known) >= len(vocabulary.values)
 
@@ -151,7 +151,7 @@ def test_rows_are_numbered_by_recent_counts_with_the_same_scores_and_the_run_con
     # As a run that was not numbered anew goes on, up to the order of sums.
     other = Path(shutil.copytree(home / "run", tmp_path / "other"))
     for each in (run, other):
-        go_on(each, home / "day-2.parquet")
+        continue_run(each, home / "day-2.parquet")
     mine, theirs = (periods.read(periods.paths(each)[-1]) for each in (run, other))
     assert mine.scores == theirs.scores
     assert mine.lookups["item"].known == theirs.lookups["item"].known
@@ -256,7 +256,7 @@ def test_rows_that_missed_steps_are_renumbered_exactly(tmp_path: Path) -> None:
     log, before = rows(tmp_path), export(run, tmp_path / "0")
     assert main(["rebase", "-q", str(run)]) == 0
     assert export(run, tmp_path / "1").score(log).tobytes() == before.score(log).tobytes()
-    go_on(run, tmp_path / "day-2.parquet")
+    continue_run(run, tmp_path / "day-2.parquet")
 
 
 CODECS = ["fp16", "int4"]
@@ -306,7 +306,7 @@ def test_encoded_rows_are_renumbered_as_they_are_encoded(
     assert main(["rebase", "-q", str(run)]) == 0
     assert "scores are identical to the bit" in capsys.readouterr().out
     assert export(run, tmp_path / "2").score(log).tobytes() == after.tobytes()
-    go_on(run, tmp_path / "day-2.parquet")
+    continue_run(run, tmp_path / "day-2.parquet")
     assert main(["check", "-q", str(run)]) == 0
 
 
@@ -319,4 +319,4 @@ def test_encoded_rows_that_missed_steps_stop_a_rebase(tmp_path: Path, capsys: py
     assert not missing("memory.precision", capsys.readouterr().err)
     assert files_of(run) == files
     assert [path.name for path in tmp_path.glob(".run*")] == []
-    go_on(run, tmp_path / "day-2.parquet")
+    continue_run(run, tmp_path / "day-2.parquet")
