@@ -1,4 +1,4 @@
-"""A data set with a base keeps its ids and moments; a stranger can compute every id from the manifest."""
+"""Test data sets with a base: they keep its ids and moments, and every id can be computed from the manifest alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VOCABULARY = VocabularyConfig(
 
 
 def log(day: int, rows: int = 300) -> pl.DataFrame:
-    """Items that come and go: those of a day are about `day * 10`."""
+    """Return a log whose items change over time; items of a day are around `day * 10`."""
     random = np.random.default_rng(day)
     items = (day * 10 + random.geometric(0.08, rows)).tolist()
     return pl.DataFrame(
@@ -63,15 +63,15 @@ def day_config(root: Path, day: int, base: str = "", **vocabulary: Any) -> Prepa
 
 @pytest.fixture(scope="module")
 def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three data sets, each but the first based on the one before."""
+    """Prepare three data sets. Each except the first is based on the previous one."""
     root = tmp_path_factory.mktemp("days")
     for day in range(3):
         prepare(day_config(root, day, f"day-{day - 1}" if day else ""))
     return root
 
 
-def training(root: Path, day: int, column: str) -> Counter[Any]:
-    """How often each value is looked up by the training rows."""
+def training_counts(root: Path, day: int, column: str) -> Counter[Any]:
+    """Count how often the training rows look up each value."""
     dataset = Dataset.open(root / f"day-{day}")
     rows = np.concatenate(list(dataset.row_numbers("train")))
     values = log(day)[column][rows - 1]
@@ -88,19 +88,19 @@ def test_values_keep_their_ids_and_new_ones_follow_by_frequency(days: Path, name
     expected: list[Any] = []
     counts: Counter[Any] = Counter()
     for day in range(3):
-        dataset, counts = Dataset.open(days / f"day-{day}"), counts + training(days, day, name)
+        dataset, counts = Dataset.open(days / f"day-{day}"), counts + training_counts(days, day, name)
         info = dataset.vocabularies[name]
         assert info.inherited == len(expected)
         new = [value for value in counts if value not in expected and counts[value] >= 3]
         assert not day or new
         expected += sorted(new, key=lambda value: (-counts[value], value))
         assert values_of(dataset, name) == expected
-        found = dataset.access_counts(name)
-        assert found[info.tail_buckets :].tolist() == [counts[value] for value in expected]
-        assert found.sum() == counts.total()
+        access_counts = dataset.access_counts(name)
+        assert access_counts[info.tail_buckets :].tolist() == [counts[value] for value in expected]
+        assert access_counts.sum() == counts.total()
 
 
-def test_moments_are_those_of_the_base(days: Path) -> None:
+def test_moments_are_inherited_from_the_base(days: Path) -> None:
     first, last = (Dataset.open(days / f"day-{day}") for day in (0, 2))
     assert last.about.moments == first.about.moments
     assert last.inputs()["dense"] == first.inputs()["dense"]
@@ -110,7 +110,7 @@ def test_moments_are_those_of_the_base(days: Path) -> None:
         assert same(first, {**first.inputs(), "labels": ["like", "click"]}).startswith("labels is absent, and was")
 
 
-def test_counts_that_rise_among_the_values_of_the_base_are_right_and_others_are_not(days: Path) -> None:
+def test_counts_may_rise_only_among_the_values_of_the_base(days: Path) -> None:
     dataset = Dataset.open(days / "day-2")
     info = dataset.vocabularies["item"]
     counts = dataset.access_counts("item")[info.tail_buckets :]
@@ -119,13 +119,13 @@ def test_counts_that_rise_among_the_values_of_the_base_are_right_and_others_are_
     assert any("every value within its range" in line for line in check(dataset.path))
 
 
-def stranger_ids(ids: Mapping[str, Any], values: list[Any], file: list[Any]) -> list[int]:
-    """Ids by a manifest, the values in its file and the formulas in the README of an export."""
+def reference_ids(ids: Mapping[str, Any], values: list[Any], file: list[Any]) -> list[int]:
+    """Compute ids from a manifest, the values in its file and the formulas in the README of an export."""
     places = {value: place for place, value in enumerate(file) if place >= ids["tail_buckets"]}
-    return [places.get(value, stranger_hash(value) % ids["tail_buckets"]) for value in values]
+    return [places.get(value, reference_hash(value) % ids["tail_buckets"]) for value in values]
 
 
-def stranger_hash(value: Any) -> int:
+def reference_hash(value: Any) -> int:
     if isinstance(value, str):
         return xxhash.xxh3_64_intdigest(value.encode())
     z = (value + 0x5DEECE66D) % (1 << 64)
@@ -145,14 +145,14 @@ def test_ids_follow_from_the_manifest_alone(days: Path, name: str) -> None:
         dataset.read_row_group("test", 0, group).column(name)
         for group in range(len(dataset.shards("test")[0].row_groups))
     ]
-    found = pl.concat([pl.Series(table.to_pylist()) for table in tables])
+    actual = pl.concat([pl.Series(table.to_pylist()) for table in tables])
     raw = log(1)[name][rows - 1]
     lists = raw.dtype == pl.List
-    expected = stranger_ids(entry, (raw.explode() if lists else raw).to_list(), file)
-    assert (found.explode() if lists else found).to_list() == expected
+    expected = reference_ids(entry, (raw.explode() if lists else raw).to_list(), file)
+    assert (actual.explode() if lists else actual).to_list() == expected
 
 
-def test_max_rows_leaves_the_values_of_the_base(days: Path, tmp_path: Path) -> None:
+def test_max_rows_keeps_the_values_of_the_base(days: Path, tmp_path: Path) -> None:
     shutil.copytree(days / "day-0", tmp_path / "day-0")
-    made = prepare(day_config(tmp_path, 1, "day-0", max_rows=2))
-    assert values_of(made, "item") == values_of(Dataset.open(days / "day-0"), "item")
+    dataset = prepare(day_config(tmp_path, 1, "day-0", max_rows=2))
+    assert values_of(dataset, "item") == values_of(Dataset.open(days / "day-0"), "item")

@@ -1,4 +1,6 @@
-"""Logs of clicks one after another: wherever a log is cut, samples and what is kept of them are those of one log."""
+"""Test click logs that continue each other: wherever a log is cut, the samples and the saved state equal those of one
+log.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,10 @@ def click_log(clicks: int = 1200, hours: int = 30) -> pl.DataFrame:
     )
 
 
-def take(
+def read_samples(
     log: pl.DataFrame, root: Path, before: ClickMemory | None = None, last_window: str = "wait"
 ) -> tuple[pl.DataFrame, ClickMemory]:
-    """Samples of a log that continues another one, and what is kept of it."""
+    """Return the samples of a log that continues another one, and the state after it."""
     root.mkdir()
     log.write_parquet(root / "log.parquet")
     config = ClicksConfig(
@@ -45,8 +47,8 @@ def take(
     if before is not None:
         source.resume(before)
     (root / "work").mkdir()
-    found = pl.concat([chunk.frame for chunk in source.chunks(root / "work")])
-    return found, source.memory(root / "work")
+    frame = pl.concat([chunk.frame for chunk in source.chunks(root / "work")])
+    return frame, source.memory(root / "work")
 
 
 @settings(max_examples=10, deadline=None)
@@ -55,30 +57,30 @@ def test_a_log_in_pieces_gives_the_samples_of_the_log(
     tmp_path_factory: pytest.TempPathFactory, hours: list[int], shuffled: bool
 ) -> None:
     root, log = tmp_path_factory.mktemp("pieces"), click_log()
-    whole, kept = take(log, root / "whole")
+    expected, kept = read_samples(log, root / "whole")
     edges = [0, *(int(log["timestamp"].search_sorted(FIRST + HOUR * hour + 1500)) for hour in hours), len(log)]
     parts, before = [], None
     for number, (first, last) in enumerate(pairwise(edges)):
         piece = log[first:last]
-        if shuffled:  # clicks of one moment stay in their order
+        if shuffled:  # clicks at the same time keep their order
             piece = piece.with_columns(pl.col("timestamp").hash(number).alias("at")).sort("at", maintain_order=True)
-        part, before = take(piece.select(log.columns), root / str(number), before)
+        part, before = read_samples(piece.select(log.columns), root / str(number), before)
         parts.append(part)
-    assert_frame_equal(pl.concat(parts), whole)
+    assert_frame_equal(pl.concat(parts), expected)
     assert before is not None
     assert before.clicks == kept.clicks
     for part, frame in kept.frames.items():
         assert_frame_equal(before.frames[part], frame)
     assert kept.waiting["timestamp"].min() >= log["timestamp"][-1] - HOUR
-    assert whole["timestamp"].max() < log["timestamp"][-1] - HOUR
+    assert expected["timestamp"].max() < log["timestamp"][-1] - HOUR
 
 
-def test_negatives_come_from_across_the_edge_of_files_and_none_twice(tmp_path: Path) -> None:
+def test_negatives_cross_file_boundaries_without_duplicates(tmp_path: Path) -> None:
     log = click_log()
     edge = int(log["timestamp"].search_sorted(FIRST + 10 * HOUR))
-    _, before = take(log[:edge], tmp_path / "first")
+    _, before = read_samples(log[:edge], tmp_path / "first")
     items = log[edge:].with_columns(("new-" + pl.col("item_id")).alias("item_id"))
-    found, _ = take(items, tmp_path / "second", before)
+    found, _ = read_samples(items, tmp_path / "second", before)
     waited = found.filter(pl.col("timestamp") < FIRST + 10 * HOUR)
     assert len(before.waiting) == waited["label"].eq(1).sum() + waited["label"].null_count()
     late = waited.filter(pl.col("label") == 0)["item_id"].str.starts_with("new-")

@@ -1,4 +1,4 @@
-"""Data sets from another writer: every hash fits, and the content is none that `prepare` writes."""
+"""Test data sets of other writers: every hash is right, but `prepare` never writes such content."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Change = Callable[[dict[str, Any]], object]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small data sets with and without groups."""
+def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepare small data sets with and without groups."""
     root = tmp_path_factory.mktemp("crafted")
     draws, rows = np.random.default_rng(0), 600
     pl.DataFrame(
@@ -66,17 +66,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def manifest(root: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((root / "dataset.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((root / "dataset.json").read_text())
+    return content
 
 
 def seal(root: Path, content: dict[str, Any]) -> None:
-    """Write a manifest whose own hash is right."""
+    """Write a manifest with a correct hash of itself."""
     write_sealed(root / "dataset.json", {key: content[key] for key in content if key != "hash"})
 
 
 def rewrite(root: Path, file: str, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Change a file of the first training shard, and let every hash follow."""
+    """Change a file of the first training shard and update every hash."""
     content = manifest(root)
     entry = content["splits"]["train"][0]
     entry = entry["tables"] if file == "tables" else entry
@@ -86,8 +86,10 @@ def rewrite(root: Path, file: str, change: Callable[[pa.Table], pa.Table]) -> No
     seal(root, content)
 
 
-def put(column: str, values: Callable[[list[Any]], list[Any]], kind: pa.DataType) -> Callable[[pa.Table], pa.Table]:
-    """Replace a column by values of any type."""
+def replace_column(
+    column: str, values: Callable[[list[Any]], list[Any]], kind: pa.DataType
+) -> Callable[[pa.Table], pa.Table]:
+    """Replace the values of a column and their type."""
 
     def change(table: pa.Table) -> pa.Table:
         changed = pa.array(values(table[column].to_pylist()), kind)
@@ -96,13 +98,13 @@ def put(column: str, values: Callable[[list[Any]], list[Any]], kind: pa.DataType
     return change
 
 
-def first(value: Any) -> Callable[[list[Any]], list[Any]]:
-    """Another first value, in the list where the column is one row."""
+def with_first(value: Any) -> Callable[[list[Any]], list[Any]]:
+    """Replace the first value, or the first value of the list if the column has one row."""
     return lambda values: [[value, *values[0][1:]]] if isinstance(values[0], list) else [value, *values[1:]]
 
 
 def read_all(path: Path) -> None:
-    """All that training, profiles and predictions read."""
+    """Read everything that training, profiles and predictions read."""
     dataset = Dataset.open(path)
     for split in SPLITS:
         list(dataset.row_numbers(split))
@@ -116,41 +118,41 @@ def read_all(path: Path) -> None:
 
 WRAPS = 1 << 62
 SAMPLES = [
-    ("none", "@label", first(7), pa.uint8(), "label 7 0 1"),
-    ("none", "@label", first(-1), pa.int8(), "@label int8 uint8"),
-    ("none", "@label", first(0.5), pa.float32(), "@label uint8"),
-    ("none", "@label", first(None), pa.uint8(), "@label"),
-    ("none", "item", first(10**6), pa.int32(), "item ids 1000000 -1"),
-    ("none", "item", first(-2), pa.int32(), "item ids -2"),
-    ("none", "item", first(1.5), pa.float64(), "item int32"),
-    ("none", "item", first((1 << 32) + 1), pa.int64(), "item int64 int32"),
-    ("none", "item", first(None), pa.int32(), "item"),
+    ("none", "@label", with_first(7), pa.uint8(), "label 7 0 1"),
+    ("none", "@label", with_first(-1), pa.int8(), "@label int8 uint8"),
+    ("none", "@label", with_first(0.5), pa.float32(), "@label uint8"),
+    ("none", "@label", with_first(None), pa.uint8(), "@label"),
+    ("none", "item", with_first(10**6), pa.int32(), "item ids 1000000 -1"),
+    ("none", "item", with_first(-2), pa.int32(), "item ids -2"),
+    ("none", "item", with_first(1.5), pa.float64(), "item int32"),
+    ("none", "item", with_first((1 << 32) + 1), pa.int64(), "item int64 int32"),
+    ("none", "item", with_first(None), pa.int32(), "item"),
     ("none", "tags", lambda v: [[99], *v[1:]], pa.list_(pa.int32()), "tags ids 99"),
     ("none", "tags", lambda v: [[None], *v[1:]], pa.list_(pa.int32()), "tags"),
     ("none", "seen", lambda v: [[-9], *v[1:]], pa.list_(pa.int32()), "seen ids -9"),
-    ("none", "price", first(float("nan")), pa.float32(), "price"),
-    ("none", "price", first(float("inf")), pa.float32(), "price"),
-    ("none", "price", first(1.0), pa.float64(), "price"),
+    ("none", "price", with_first(float("nan")), pa.float32(), "price"),
+    ("none", "price", with_first(float("inf")), pa.float32(), "price"),
+    ("none", "price", with_first(1.0), pa.float64(), "price"),
     ("none", "@row", lambda v: [v[0], 0, *v[2:]], pa.int64(), "rows log"),
-    ("none", "@row", first(-5), pa.int64(), "rows log"),
-    ("none", "@row", first(1 << 50), pa.int64(), "file 1024 log 0"),
+    ("none", "@row", with_first(-5), pa.int64(), "rows log"),
+    ("none", "@row", with_first(1 << 50), pa.int64(), "file 1024 log 0"),
     ("none", "@user", lambda v: [0.5] * len(v), pa.float64(), "@user int64"),
 ]
 LIST32, LIST64 = pa.list_(pa.int32()), pa.list_(pa.int64())
 TABLES = [
     ("auto", "@pointers/where/samples", lambda v: [[WRAPS] * 4 + v[0]], LIST64, "int64>"),
     ("auto", "@sessions/samples", lambda v: [[WRAPS] * 4 + v[0]], LIST64, "int64>"),
-    ("auto", "@sessions/samples", first(0), LIST32, "sessions samples 0"),
-    ("auto", "@sessions/samples", first(7_000), LIST32, "sessions samples"),
-    ("auto", "@pointers/where/samples", first(7_000), LIST32, "@pointers/where"),
-    ("auto", "@pointers/where/row", first(-1), LIST32, "@pointers/where -1"),
-    ("auto", "@pointers/seen/row", first(10_000), LIST32, "@pointers/seen 10000 0"),
-    ("auto", "seen/start", first(2**31 - 1), LIST32, "2147483647"),
-    ("auto", "seen/start", first(float("nan")), pa.list_(pa.float32()), "type"),
-    ("auto", "seen/length", first(2**31 - 1), LIST32, "2147483647"),
-    ("auto", "seen/length", first(-5), LIST32, "-5"),
-    ("auto", "@events/seen/id", first(10**6), LIST32, "@events/seen ids 1000000"),
-    ("auto", "where/city", first(-2), LIST32, "city ids -2"),
+    ("auto", "@sessions/samples", with_first(0), LIST32, "sessions samples 0"),
+    ("auto", "@sessions/samples", with_first(7_000), LIST32, "sessions samples"),
+    ("auto", "@pointers/where/samples", with_first(7_000), LIST32, "@pointers/where"),
+    ("auto", "@pointers/where/row", with_first(-1), LIST32, "@pointers/where -1"),
+    ("auto", "@pointers/seen/row", with_first(10_000), LIST32, "@pointers/seen 10000 0"),
+    ("auto", "seen/start", with_first(2**31 - 1), LIST32, "2147483647"),
+    ("auto", "seen/start", with_first(float("nan")), pa.list_(pa.float32()), "type"),
+    ("auto", "seen/length", with_first(2**31 - 1), LIST32, "2147483647"),
+    ("auto", "seen/length", with_first(-5), LIST32, "-5"),
+    ("auto", "@events/seen/id", with_first(10**6), LIST32, "@events/seen ids 1000000"),
+    ("auto", "where/city", with_first(-2), LIST32, "city ids -2"),
     ("auto", "where/city", lambda v: [None], LIST32, "where/city"),
     ("auto", "seen/length", lambda v: [v[0] + [0]], LIST32, "damaged"),
     ("auto", "where/city", lambda v: [v[0] * 1000], LIST32, "rows samples"),
@@ -161,20 +163,20 @@ TABLES = [
 @pytest.mark.parametrize(
     ("name", "column", "values", "kind", "message"), [*SAMPLES, *TABLES], ids=lambda value: str(value)[:20]
 )
-def test_what_prepare_never_writes_is_named(
-    made: Path, tmp_path: Path, name: str, column: str, values: Any, kind: pa.DataType, message: str
+def test_content_that_prepare_never_writes_is_named(
+    data_sets: Path, tmp_path: Path, name: str, column: str, values: Any, kind: pa.DataType, message: str
 ) -> None:
-    shutil.copytree(made / name, tmp_path / "data")
-    rewrite(tmp_path / "data", "tables" if name == "auto" else "samples", put(column, values, kind))
+    shutil.copytree(data_sets / name, tmp_path / "data")
+    rewrite(tmp_path / "data", "tables" if name == "auto" else "samples", replace_column(column, values, kind))
     with refuses(DatasetError, message) as caught:
         read_all(tmp_path / "data")
     assert "shard-00000" in str(caught.value)
-    # What pyarrow itself finds is said without advice.
+    # Errors of pyarrow itself have no advice.
     assert message == "damaged" or str(caught.value).endswith("prepare the data again with --overwrite")
     assert "\n" not in str(caught.value)
 
 
-def test_columns_and_row_groups_that_no_manifest_names_are_refused(made: Path, tmp_path: Path) -> None:
+def test_columns_and_row_groups_not_in_the_manifest_are_refused(data_sets: Path, tmp_path: Path) -> None:
     changes: list[tuple[str, Callable[[pa.Table], pa.Table], str]] = [
         ("samples", lambda table: table.append_column("more", table["item"]), "column 'more' is of int32 type"),
         ("samples", lambda table: table.drop_columns(["item"]), "column 'item' is of no type, expected int32"),
@@ -183,15 +185,15 @@ def test_columns_and_row_groups_that_no_manifest_names_are_refused(made: Path, t
     ]
     for place, (file, change, message) in enumerate(changes):
         path = tmp_path / str(place)
-        shutil.copytree(made / "auto", path)
+        shutil.copytree(data_sets / "auto", path)
         rewrite(path, file, change)
         with pytest.raises(DatasetError, match=message):
             read_all(path)
 
 
 def shard(content: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = content["splits"]["train"][0]
-    return found
+    entry: dict[str, Any] = content["splits"]["train"][0]
+    return entry
 
 
 MANIFESTS: list[tuple[Change, str]] = [
@@ -226,8 +228,10 @@ MANIFESTS: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), MANIFESTS, ids=[message[:40] for _, message in MANIFESTS])
-def test_nonsense_in_a_sealed_manifest_is_named(made: Path, tmp_path: Path, change: Change, message: str) -> None:
-    shutil.copytree(made / "auto", tmp_path / "data")
+def test_invalid_values_in_a_sealed_manifest_are_named(
+    data_sets: Path, tmp_path: Path, change: Change, message: str
+) -> None:
+    shutil.copytree(data_sets / "auto", tmp_path / "data")
     content = manifest(tmp_path / "data")
     change(content)
     del content["hash"]
@@ -237,12 +241,12 @@ def test_nonsense_in_a_sealed_manifest_is_named(made: Path, tmp_path: Path, chan
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["file", "folder"])
-def test_files_behind_links_are_refused(made: Path, tmp_path: Path, whole: bool) -> None:
-    shutil.copytree(made / "auto", tmp_path / "data")
+@pytest.mark.parametrize("is_file", [True, False], ids=["file", "folder"])
+def test_files_behind_links_are_refused(data_sets: Path, tmp_path: Path, is_file: bool) -> None:
+    shutil.copytree(data_sets / "auto", tmp_path / "data")
     entry = shard(manifest(tmp_path / "data"))
     path = tmp_path / "data" / entry["path"]
-    path = path if whole else path.parent
+    path = path if is_file else path.parent
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     with refuses(DatasetError, "link"):
@@ -250,19 +254,19 @@ def test_files_behind_links_are_refused(made: Path, tmp_path: Path, whole: bool)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()])
-def test_a_manifest_that_is_no_file_is_refused_at_once(
-    made: Path, tmp_path: Path, make: Callable[[Path], object]
+def test_a_manifest_that_is_not_a_file_is_refused_at_once(
+    data_sets: Path, tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
-    shutil.copytree(made / "auto", tmp_path / "data")
+    shutil.copytree(data_sets / "auto", tmp_path / "data")
     (tmp_path / "data" / "dataset.json").unlink()
     make(tmp_path / "data" / "dataset.json")
     with refuses(DatasetError, "dataset.json"):
         Dataset.open(tmp_path / "data")
 
 
-def vocabulary(name: str, change: Callable[[pa.Table], pa.Table], made: Path, place: Path) -> Path:
-    """A data set with another file of a vocabulary, and every hash right."""
-    shutil.copytree(made / "auto", place)
+def change_vocabulary(name: str, change: Callable[[pa.Table], pa.Table], data_sets: Path, place: Path) -> Path:
+    """Copy a data set with a changed vocabulary file and update every hash."""
+    shutil.copytree(data_sets / "auto", place)
     content = manifest(place)
     entry = content["vocabularies"][name]
     path = place / entry["path"]
@@ -272,36 +276,36 @@ def vocabulary(name: str, change: Callable[[pa.Table], pa.Table], made: Path, pl
     return path
 
 
-def again(values: list[Any]) -> list[Any]:
+def repeat_last(values: list[Any]) -> list[Any]:
     return [*values[:-2], values[-1], values[-1]]
 
 
-def latter(value: Any) -> Callable[[list[Any]], list[Any]]:
-    """Another last value."""
+def with_last(value: Any) -> Callable[[list[Any]], list[Any]]:
+    """Replace the last value."""
     return lambda values: [*values[:-1], value]
 
 
 VOCABULARIES: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
-    (put("value", again, pa.int64()), "values"),
-    (put("id", again, pa.int32()), "count 0"),
-    (put("id", lambda values: values[::-1], pa.int32()), "count 0"),
-    (put("id", lambda values: values, pa.int16()), "int32 int64"),
-    (put("id", lambda values: values, pa.float32()), "int32 int64"),
-    (put("id", first(None), pa.int32()), "id count"),
-    (put("count", first(-1), pa.int64()), "counts"),
-    (put("count", lambda values: values, pa.float64()), "int32 int64"),
-    (put("value", latter(10**9), pa.int64()), "values"),
-    (put("value", latter(None), pa.int64()), "rows"),
+    (replace_column("value", repeat_last, pa.int64()), "values"),
+    (replace_column("id", repeat_last, pa.int32()), "count 0"),
+    (replace_column("id", lambda values: values[::-1], pa.int32()), "count 0"),
+    (replace_column("id", lambda values: values, pa.int16()), "int32 int64"),
+    (replace_column("id", lambda values: values, pa.float32()), "int32 int64"),
+    (replace_column("id", with_first(None), pa.int32()), "id count"),
+    (replace_column("count", with_first(-1), pa.int64()), "counts"),
+    (replace_column("count", lambda values: values, pa.float64()), "int32 int64"),
+    (replace_column("value", with_last(10**9), pa.int64()), "values"),
+    (replace_column("value", with_last(None), pa.int64()), "rows"),
     (lambda table: table.slice(1), "rows"),
     (lambda table: pa.concat_tables([table, table]), "rows"),
 ]
 
 
 @pytest.mark.parametrize(("change", "message"), VOCABULARIES, ids=[message[:30] for _, message in VOCABULARIES])
-def test_vocabularies_that_are_none_are_named(
-    made: Path, tmp_path: Path, change: Callable[[pa.Table], pa.Table], message: str
+def test_invalid_vocabularies_are_named(
+    data_sets: Path, tmp_path: Path, change: Callable[[pa.Table], pa.Table], message: str
 ) -> None:
-    path = vocabulary("item", change, made, tmp_path / "data")
+    path = change_vocabulary("item", change, data_sets, tmp_path / "data")
     with refuses(DatasetError, message) as caught:
         list(check(tmp_path / "data"))
     assert str(path) in str(caught.value)

@@ -1,4 +1,4 @@
-"""CSV, TSV and JSON lines: what is read equals what Python's own readers give, what cannot be is named by line."""
+"""Compare the readers of CSV, TSV and JSON lines with Python's own. Errors name the line."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read(path: Path, schema: Schema = SCHEMA, on_bad_row: OnBadRow = "error", **
     return pl.concat([chunk.frame for chunk in source(path, schema, on_bad_row, **options).chunks(path.parent)])
 
 
-# The reference: what one cell of text becomes in each place of the schema.
+# The reference: the value of a cell of text for each place in the schema.
 
 
 def number(cell: str) -> Any:
@@ -95,7 +95,7 @@ CELLS = {
     st.sampled_from(["\n", "\r\n"]),
     st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
 )
-def test_any_text_reads_as_the_reference_or_names_what_is_wrong(
+def test_any_text_reads_like_the_reference_or_names_the_error(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]], block: int, end: str, quoting: Any
 ) -> None:
     path, text, lines = tmp_path_factory.mktemp("csv") / "log.csv", io.StringIO(), []
@@ -108,8 +108,8 @@ def test_any_text_reads_as_the_reference_or_names_what_is_wrong(
     cells = [{name: REFERENCE[name](row[name]) for name in REFERENCE} for row in rows]
     good = [place for place, row in enumerate(cells) if BAD not in row.values()]
     chunks = list(source(path, on_bad_row="skip", block_bytes=block).chunks(path.parent))
-    found = pl.concat([chunk.frame for chunk in chunks])
-    assert found.to_dicts() == [{name: cells[place][name] for name in found.columns} for place in good]
+    frame = pl.concat([chunk.frame for chunk in chunks])
+    assert frame.to_dicts() == [{name: cells[place][name] for name in frame.columns} for place in good]
     assert [line for chunk in chunks for line in chunk.rows] == [lines[place] for place in good]
     assert sum(chunk.bad_rows for chunk in chunks) == len(rows) - len(good)
     if len(good) < len(rows):
@@ -160,7 +160,7 @@ def json_lines() -> bytes:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_one_log_in_every_form(tmp_path: Path, name: str, content: bytes, options: dict[str, Any]) -> None:
+def test_one_log_in_every_format(tmp_path: Path, name: str, content: bytes, options: dict[str, Any]) -> None:
     (tmp_path / name).write_bytes(content)
     for block_bytes in (50, 1 << 20):
         assert read(tmp_path / name, block_bytes=block_bytes, **options).to_dicts() == EXPECTED
@@ -168,19 +168,19 @@ def test_one_log_in_every_form(tmp_path: Path, name: str, content: bytes, option
 
 def test_a_url_is_read(tmp_path: Path) -> None:
     (tmp_path / "log.csv.gz").write_bytes(gzip.compress(delimited(",")))
-    found = CsvSource(CsvConfig(paths=(f"file://{tmp_path}/*.csv.gz",), schema=SCHEMA), "error")
-    assert pl.concat([chunk.frame for chunk in found.chunks(tmp_path)]).to_dicts() == EXPECTED
+    url_source = CsvSource(CsvConfig(paths=(f"file://{tmp_path}/*.csv.gz",), schema=SCHEMA), "error")
+    assert pl.concat([chunk.frame for chunk in url_source.chunks(tmp_path)]).to_dicts() == EXPECTED
 
 
-def test_chunks_resume_where_they_stopped(tmp_path: Path) -> None:
+def test_chunks_resume_at_any_start(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(delimited(",") + delimited(",", header=False) * 50)
-    found = source(path, block_bytes=100)
-    chunks = list(found.chunks(tmp_path))
+    csv_source = source(path, block_bytes=100)
+    chunks = list(csv_source.chunks(tmp_path))
     assert len(chunks) > 5
-    assert chunks[-1].bytes_done == found.total_bytes
+    assert chunks[-1].bytes_done == csv_source.total_bytes
     for start in (0, 1, 4, len(chunks)):
-        again = list(found.chunks(tmp_path, ChunkShare(done=frozenset(range(start)))))
+        again = list(csv_source.chunks(tmp_path, ChunkShare(done=frozenset(range(start)))))
         assert (
             [(each.index, each.rows.tolist()) for each in again]
             == [  # type: ignore[union-attr]
@@ -195,7 +195,7 @@ HEAD = b"user,y,when,item,unused,price,shop,tags\n"
 
 
 def write_both(root: Path, columns: dict[str, list[Any]]) -> list[Path]:
-    """A CSV and a Parquet file of `columns`, with labels and another column where there are none."""
+    """Write a CSV and a Parquet file of `columns`. Add labels and another column if they are missing."""
     rows = len(next(iter(columns.values())))
     columns = {"y": [1, 0, 1][:rows], "d": ["u", "v", "w"][:rows], **columns}
     pl.DataFrame(columns, strict=False).write_csv(root / "log.csv")
@@ -203,12 +203,12 @@ def write_both(root: Path, columns: dict[str, list[Any]]) -> list[Path]:
     return [root / "log.csv", root / "log.parquet"]
 
 
-def either(path: Path, options: dict[str, Any], on_bad_row: OnBadRow = "error") -> pl.DataFrame:
+def read_either(path: Path, options: dict[str, Any], on_bad_row: OnBadRow = "error") -> pl.DataFrame:
     schema = Schema(**{"label": "y", "sparse": (SparseFeature(name="d"),), **options})
     if path.suffix == ".csv":
         return read(path, schema, on_bad_row)
-    found = ParquetSource(ParquetConfig(paths=(str(path),), schema=schema), on_bad_row)
-    return pl.concat([chunk.frame for chunk in found.chunks(path.parent)])
+    parquet_source = ParquetSource(ParquetConfig(paths=(str(path),), schema=schema), on_bad_row)
+    return pl.concat([chunk.frame for chunk in parquet_source.chunks(path.parent)])
 
 
 RATED = {"label": LabelRule(column="y", at_least=4)}
@@ -232,7 +232,7 @@ HOURLY = {**TIMED, "time_format": "%Y%m%d%H"}
         ({"y": [3.5, 4.0, 0.0]}, {"label": LabelRule(column="y", at_least=3.75)}, {"y": [0, 1, 0]}),
         ({"y": [True, False, True]}, {}, {"y": [1, 0, 1]}),
         ({"y": [0.0, 1.0, 0.0]}, {}, {"y": [0, 1, 0]}),
-        # Ids are floats where one of them is missing.
+        # Ids are floats if one of them is missing.
         ({"a": [12.0, None, -3.0]}, WHOLE, {"a": [12, None, -3]}),
         (
             {"a": ["7.0", "7"], "b": [7, 8], "c": ["1|2.0", "3"]},
@@ -259,13 +259,13 @@ HOURLY = {**TIMED, "time_format": "%Y%m%d%H"}
         ({"a": [1_577_836_800.0, 1_577_836_801.0]}, TIMED, {"a": [1_577_836_800, 1_577_836_801]}),
     ],
 )
-def test_values_mean_the_same_in_text_and_in_parquet(
+def test_values_mean_the_same_in_text_and_parquet(
     tmp_path: Path, columns: dict[str, list[Any]], options: dict[str, Any], expected: dict[str, list[Any]]
 ) -> None:
     for path in write_both(tmp_path, columns):
-        found = either(path, options)
-        assert {name: found[name].to_list() for name in expected} == expected
-        assert found["y"].dtype == pl.UInt8
+        frame = read_either(path, options)
+        assert {name: frame[name].to_list() for name in expected} == expected
+        assert frame["y"].dtype == pl.UInt8
 
 
 @pytest.mark.parametrize(
@@ -283,25 +283,25 @@ def test_values_mean_the_same_in_text_and_in_parquet(
         ),
     ],
 )
-def test_what_is_wrong_is_the_same_in_text_and_in_parquet(
+def test_errors_are_the_same_in_text_and_parquet(
     tmp_path: Path, columns: dict[str, list[Any]], options: dict[str, Any], message: str
 ) -> None:
-    """In the second row, and in the third of the numbers that no float represents."""
+    """The error is in the second row, or in the third for numbers that a float cannot represent."""
     for path in write_both(tmp_path, columns):
         with refuses(DataError, message):
-            either(path, options)
+            read_either(path, options)
         left = 2 if "y" in columns or options == HOURLY else 1
-        assert either(path, options, "skip").height == left
+        assert read_either(path, options, "skip").height == left
 
 
-def test_a_damaged_file_is_named_behind_the_rows_before_it(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_after_the_rows_before_the_damage(tmp_path: Path) -> None:
     path = tmp_path / "log.csv.gz"
-    whole = gzip.compress(HEAD + b"".join(b"u%d,1,5,a,,%d,7,t\n" % (i, i * 7919 % 10007) for i in range(20_000)))
-    path.write_bytes(whole[: len(whole) // 2])
-    found = []
+    compressed = gzip.compress(HEAD + b"".join(b"u%d,1,5,a,,%d,7,t\n" % (i, i * 7919 % 10007) for i in range(20_000)))
+    path.write_bytes(compressed[: len(compressed) // 2])
+    chunks = []
     with refuses(DataError, "log.csv.gz"):
-        found.extend(source(path, block_bytes=10_000).chunks(tmp_path))
-    assert len(found) > 5
+        chunks.extend(source(path, block_bytes=10_000).chunks(tmp_path))
+    assert len(chunks) > 5
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_a_damaged_file_is_named_behind_the_rows_before_it(tmp_path: Path) -> No
         (b'{"y": "\xff"}', "line 2 0xff"),
     ],
 )
-def test_a_mistake_in_json_is_named_by_line_or_its_line_is_skipped(tmp_path: Path, line: bytes, message: str) -> None:
+def test_an_error_in_json_is_named_by_line_or_the_line_is_skipped(tmp_path: Path, line: bytes, message: str) -> None:
     schema = Schema(label="y", sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi")))
     path, good = tmp_path / "log.jsonl", b'{"y": true, "item": 5, "tags": [1, "x", null]}\n'
     path.write_bytes(good + line + b"\n\n" + good)

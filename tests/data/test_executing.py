@@ -1,4 +1,6 @@
-"""Who does the pieces of `prepare`, in which order and how often, does not show in the data set."""
+"""Test that the data set does not depend on which process runs the pieces of `prepare`, in which order and how
+often.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ from stratarec.errors import StorageError
 from stratarec.progress import Progress
 
 
-class Scattered:
-    """Pieces from the last to the first, each by a copy of the stage, some of them twice."""
+class ScatteredExecutor:
+    """Run the pieces in reverse order, each with a copy of the stage, and some of them twice."""
 
     readers = 3
 
@@ -108,10 +110,10 @@ def contents(folder: Path) -> dict[str, bytes]:
         *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("plain parquet", "criteo", "clicks", "synthetic")),
     ],
 )
-def test_pieces_give_the_same_bytes_in_any_order_and_done_twice(tmp_path: Path, kind: str) -> None:
+def test_pieces_give_the_same_bytes_in_any_order_and_when_repeated(tmp_path: Path, kind: str) -> None:
     write_logs(tmp_path)
     source = sources(tmp_path)[kind]
-    scattered = Scattered()
+    scattered = ScatteredExecutor()
     for path, executor in (("one", None), ("many", scattered)):
         prepare(
             PrepareConfig(source=source, path=str(tmp_path / path), shard_samples=700), name="same", executor=executor

@@ -1,4 +1,4 @@
-"""Deduplicated data sets: they hold exactly the samples of plain ones, whatever their sessions are like."""
+"""Test deduplicated data sets: they contain exactly the samples of plain ones, for any sessions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from stratarec.kernels.runs import find_runs
 
 
 def schema(*, user: bool = True, **groups: str) -> Schema:
-    """Items, an operating system and a city that a session keeps, tags, the price of the item and the session's age."""
+    """Return a schema of items, an operating system and a city per session, tags, the price of the item and the
+    session's age.
+    """
     sparse = [
         SparseFeature(name="item"),
         SparseFeature(name="os", group=groups.get("os", "")),
@@ -47,7 +49,7 @@ def schema(*, user: bool = True, **groups: str) -> Schema:
 
 
 def write_log(path: Path, sessions: int = 80, longest: int = 20, seed: int = 0) -> pl.DataFrame:
-    """A log whose sessions are scattered over the file, some of them longer than a row group."""
+    """Write a log whose sessions are scattered over the file. Some are longer than a row group."""
     draws = np.random.default_rng(seed)
     sizes = draws.integers(1, longest, sessions)
     session = np.repeat(np.arange(sessions), sizes)
@@ -86,7 +88,7 @@ def plain_samples(pair: tuple[Dataset, Dataset]) -> Counter[str]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
-    """The same log prepared with groups and without, in row groups of 40 samples."""
+    """Prepare the same log with groups and without, in row groups of 40 samples."""
     root = tmp_path_factory.mktemp("groups")
     write_log(root / "log.parquet", longest=60)
     with pytest.MonkeyPatch.context() as patch:
@@ -96,16 +98,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
 
 
 def samples_of(batches: list[Batch], keys: list[str]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    samples: Counter[str] = Counter()
     for batch in batches:
         plain = batch.expanded(keys)
         bags = [plain.sparse[key].to_list() for key in keys]
         assert batch.user is not None
-        found.update(
+        samples.update(
             str((plain.label[b].item(), plain.dense[b].tolist(), batch.user[b].item(), [bag[b] for bag in bags]))
             for b in range(batch.size)
         )
-    return found
+    return samples
 
 
 def names(dataset: Dataset) -> list[str]:
@@ -158,7 +160,7 @@ def test_runs_stay_together_and_sessions_do_not(pair: tuple[Dataset, Dataset], u
     grouped, _ = pair
 
     def runs(shuffle: bool) -> tuple[int, int]:
-        """Runs of samples that agree in every group with ids, and of one user."""
+        """Return runs of samples that agree in every group with ids and in the user."""
         options: dict[str, Any] = {"batch_size": 10_000, "unit": unit, "shuffle_row_groups": 100, "shuffle": shuffle}
         (batch,) = Loader(grouped, "train", LoaderConfig(**options)).epoch(0)
         assert batch.user is not None
@@ -168,7 +170,7 @@ def test_runs_stay_together_and_sessions_do_not(pair: tuple[Dataset, Dataset], u
         return len(starts), int((batch.user.diff() != 0).sum())
 
     stored, shuffled = runs(False), runs(True)
-    # Runs that were neighbours may have met others of equal values, and parted from them.
+    # Shuffling can place runs with equal values next to each other and separate runs that were neighbors.
     assert shuffled[0] == pytest.approx(stored[0], rel=0.05)
     assert shuffled[1] > 1.5 * stored[1]
 
@@ -199,7 +201,7 @@ def test_a_session_without_a_name_is_a_bad_row(tmp_path: Path) -> None:
     assert sum(skipped.samples(split) for split in skipped.splits) == len(frame) - 1
 
 
-def test_the_formula_and_the_measure_agree_on_synthetic_sessions() -> None:
+def test_the_formula_matches_the_measurement_on_synthetic_sessions() -> None:
     draws = np.random.default_rng(5)
     sizes = draws.integers(10, 24, 4000)
     session = np.repeat(np.arange(len(sizes)), sizes)

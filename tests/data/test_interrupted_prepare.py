@@ -1,4 +1,4 @@
-"""Preparation that is interrupted, and data sets that are replaced while they are read."""
+"""Test interrupted preparation, and data sets that are replaced while they are read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stratarec.training.trainer import Trainer
 
 
 def identities(folder: Path) -> dict[str, tuple[int, int]]:
-    """Inode and time of every file: the same only for files that were not written again."""
+    """Return inode and time of every file. They stay the same only for files that were not written again."""
     return {
         str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns)
         for path in folder.rglob("*.parquet")
@@ -38,7 +38,7 @@ def identities(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("free", "stopped_in"), [(150_000, "spilled"), (900_000, "output")])
-def test_a_full_disk_is_one_line_and_loses_nothing(
+def test_a_full_disk_gives_a_one_line_error_and_loses_nothing(
     small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], free: int, stopped_in: str
 ) -> None:
     content = tiny(small_disk)
@@ -68,8 +68,8 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     assert finished or stopped_in != "encoded"
 
 
-class Said(SilentProgress):
-    """Keeps the messages, those about groups and times aside, and stops a run when `stop` more steps of it are done."""
+class RecordingProgress(SilentProgress):
+    """Record messages except those about groups and times, and raise KeyboardInterrupt after `stop` steps."""
 
     def __init__(self, stop: int = 10**9) -> None:
         self.messages: list[str] = []
@@ -86,7 +86,10 @@ class Said(SilentProgress):
 
 
 def config(root: Path, by: str = "fraction") -> PrepareConfig:
-    """Three shards of few columns; all rows are trained on, or the split is by time."""
+    """Return the configuration for three shards with few columns.
+
+    All rows are for training, or the split is by time.
+    """
     root.mkdir(exist_ok=True)
     draws = np.random.default_rng(3)
     columns = {name: draws.integers(0, 40, 600) for name in ("who", "item", "place", "age")}
@@ -129,26 +132,29 @@ STALE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.fixture(scope="module")
-def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A work directory with one chunk, three counts, the first of three shards."""
+def interrupted_work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a work directory with one chunk, three counts and the first of three shards."""
     root = tmp_path_factory.mktemp("half")
     with pytest.raises(KeyboardInterrupt):
-        prepare(config(root), progress=Said(stop=6))
+        prepare(config(root), progress=RecordingProgress(stop=6))
     return root / "data.preparing"
 
 
 @pytest.mark.parametrize("by", ["fraction", "time"])
-def test_prepare_resumes_with_the_same_data_set_wherever_it_is_interrupted(tmp_path: Path, by: str) -> None:
-    """Values are counted while rows are spilled, or in a stage of their own if the last time decides the split."""
-    whole, interrupted = (config(tmp_path / name, by) for name in ("whole", "interrupted"))
-    expected, stops = prepare(whole), 0
+def test_prepare_resumes_with_the_same_data_set_after_any_interruption(tmp_path: Path, by: str) -> None:
+    """Values are counted while rows are spilled.
+
+    If the last time determines the split, they are counted in a separate stage.
+    """
+    uninterrupted, interrupted = (config(tmp_path / name, by) for name in ("whole", "interrupted"))
+    expected, stops = prepare(uninterrupted), 0
     with pytest.raises(KeyboardInterrupt):
-        prepare(interrupted, progress=Said(stop=1))
+        prepare(interrupted, progress=RecordingProgress(stop=1))
     while not (tmp_path / "interrupted" / "data").exists():
         stops += 1
         with suppress(KeyboardInterrupt):
-            prepare(interrupted, progress=(said := Said(stop=2)))
-        assert not said.messages
+            prepare(interrupted, progress=(progress := RecordingProgress(stop=2)))
+        assert not progress.messages
     dataset = Dataset.open(interrupted.path, verify="full")
     assert dataset.fingerprint == expected.fingerprint
     for name in expected.vocabularies:
@@ -158,67 +164,69 @@ def test_prepare_resumes_with_the_same_data_set_wherever_it_is_interrupted(tmp_p
 
 @pytest.fixture(scope="module")
 def fingerprint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the fingerprint of the data set that was never interrupted."""
+    """Return the fingerprint of a data set that was prepared without interruption."""
     return prepare(config(tmp_path_factory.mktemp("whole"))).fingerprint
 
 
 @pytest.mark.parametrize("how", STALE)
-def test_a_stale_or_damaged_work_directory_starts_again(tmp_path: Path, half: Path, fingerprint: str, how: str) -> None:
-    shutil.copytree(half, tmp_path / "data.preparing")
+def test_a_stale_or_damaged_work_directory_starts_again(
+    tmp_path: Path, interrupted_work: Path, fingerprint: str, how: str
+) -> None:
+    shutil.copytree(interrupted_work, tmp_path / "data.preparing")
     STALE[how](tmp_path / "data.preparing")
-    said = Said()
-    dataset = prepare(config(tmp_path), progress=said)
-    assert len(said.messages) == 1
-    assert not missing("data.preparing", said.messages[0])
+    progress = RecordingProgress()
+    dataset = prepare(config(tmp_path), progress=progress)
+    assert len(progress.messages) == 1
+    assert not missing("data.preparing", progress.messages[0])
     assert dataset.fingerprint == fingerprint
 
 
-def test_what_is_neither_stale_nor_damaged_is_resumed(tmp_path: Path, half: Path) -> None:
-    shutil.copytree(half, tmp_path / "data.preparing")
+def test_a_valid_work_directory_is_resumed(tmp_path: Path, interrupted_work: Path) -> None:
+    shutil.copytree(interrupted_work, tmp_path / "data.preparing")
     before = identities(tmp_path / "data.preparing" / "output" / "train")
-    said = Said()
-    prepare(config(tmp_path), progress=said)
-    assert not said.messages
+    progress = RecordingProgress()
+    prepare(config(tmp_path), progress=progress)
+    assert not progress.messages
     assert identities(tmp_path / "data" / "train")["shard-00000.parquet"] == before["shard-00000.parquet"]
 
 
-def made(root: Path, seed: int) -> Recipe:
+def make_recipe(root: Path, seed: int) -> Recipe:
     content = tiny(root, max_steps=2)
     content["data"]["source"] |= {"samples": 1000, "seed": seed}
     return Recipe.from_dict(content)
 
 
-def test_files_of_another_data_set_are_never_read_for_those_that_were_opened(tmp_path: Path) -> None:
-    recipe = made(tmp_path, 1)
+def test_files_of_a_replaced_data_set_are_not_read(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, 1)
     prepare(recipe.data)
     dataset = Dataset.open(recipe.data.path)
     trainer = Trainer(recipe, dataset)
-    prepare(made(tmp_path, 2).data, overwrite=True)
+    prepare(make_recipe(tmp_path, 2).data, overwrite=True)
     with refuses(DatasetError, "data"):
         trainer.train()
     assert not (tmp_path / "run").exists()
 
 
 def test_the_same_data_set_prepared_again_is_read(tmp_path: Path) -> None:
-    recipe = made(tmp_path, 1)
+    recipe = make_recipe(tmp_path, 1)
     prepare(recipe.data)
     trainer = Trainer(recipe, Dataset.open(recipe.data.path))
     prepare(recipe.data, overwrite=True)
     trainer.train()
 
 
-def test_a_data_set_that_is_replaced_while_it_is_opened_is_opened_again(
+def test_a_data_set_replaced_while_it_is_opened_is_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare(made(tmp_path, 1).data)
+    prepare(make_recipe(tmp_path, 1).data)
     before, hashes = Dataset.open(tmp_path / "data").fingerprint, module.file_hashes
 
-    def replaced_first(*args: Any, **options: Any) -> list[str]:
+    def replace_first(*args: Any, **options: Any) -> list[str]:
         monkeypatch.setattr(module, "file_hashes", hashes)
-        prepare(made(tmp_path, 2).data, overwrite=True)
+        prepare(make_recipe(tmp_path, 2).data, overwrite=True)
         return hashes(*args, **options)
 
-    monkeypatch.setattr(module, "file_hashes", replaced_first)
+    monkeypatch.setattr(module, "file_hashes", replace_first)
     after = Dataset.open(tmp_path / "data").fingerprint
     assert after != before
     assert after == Dataset.open(tmp_path / "data", verify="full").fingerprint

@@ -1,4 +1,4 @@
-"""Features that know the label: named by `prepare`, and by every report of a run on those data."""
+"""Test that `prepare` and every report of a run name features that reveal the label."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KNOWS = {
 
 
 def frame() -> pl.DataFrame:
-    """A log sorted by its label, with ids of rows, a duration, what was paid, and an honest item."""
+    """Return a log sorted by label, with row ids, a duration, a payment, and an item that does not reveal the label."""
     draws = np.random.default_rng(1)
     click = np.sort(draws.random(ROWS) < 0.1).astype(int)
     return pl.DataFrame(
@@ -52,17 +52,17 @@ def features(*left_out: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe of a log with leaks, and what its commands print."""
+    """Return a recipe of a log with leaks and the output of its commands."""
     root = tmp_path_factory.mktemp("leaks")
     frame().write_parquet(root / "log.parquet")
-    made = tiny(root, max_steps=5, report=True)
+    config = tiny(root, max_steps=5, report=True)
     schema = {"label": "click", **features()}
-    made["data"]["source"] = {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema}
-    (root / "r.yaml").write_text(yaml.safe_dump(made))
+    config["data"]["source"] = {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema}
+    (root / "r.yaml").write_text(yaml.safe_dump(config))
     return root
 
 
-def test_prepare_and_every_report_names_them(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_and_every_report_names_leaks(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(home / "run")
     for command in (
         ["prepare", str(home / "r.yaml")],
@@ -71,21 +71,21 @@ def test_prepare_and_every_report_names_them(home: Path, capsys: pytest.CaptureF
         ["evaluate", run, str(home / "log.parquet")],
     ):
         assert main([*command, "-q"]) == 0
-        said = " ".join(capsys.readouterr().out.split())
-        assert said.count("a leak? ") == len(KNOWS), command
-        assert all(f"a leak? {name}: " in said and text in said for name, text in KNOWS.items()), command
+        output = " ".join(capsys.readouterr().out.split())
+        assert output.count("a leak? ") == len(KNOWS), command
+        assert all(f"a leak? {name}: " in output and text in output for name, text in KNOWS.items()), command
     page = (home / "run" / "report.html").read_text()
     assert page.count("a leak? ") == len(KNOWS)
     assert main(["check", str(home / "data")]) == 0
 
 
 @pytest.mark.parametrize("shard_samples", [ROWS, 100])
-def test_they_are_looked_for_in_all_parts_of_a_log_and_for_every_label(tmp_path: Path, shard_samples: int) -> None:
+def test_leaks_are_searched_in_all_parts_of_a_log_and_for_every_label(tmp_path: Path, shard_samples: int) -> None:
     schema = Schema(
         labels=("like", "click"),
         dense=(DenseFeature(name="price"), DenseFeature(name="dwell")),
         sparse=(SparseFeature(name="item"),),
     )
-    # The last tenth alone is positive: no part of the log knows both classes.
+    # Only the last tenth is positive, so no part of the log has both classes.
     config = log_config(tmp_path, schema, frame(), shard_samples=shard_samples, split=SplitConfig(valid=0.2, test=0.0))
     assert [leak.feature for leak in prepare(config).about.leaks] == ["dwell"]

@@ -1,4 +1,4 @@
-"""The loader: every sample once, the same order at any start, and threads that end."""
+"""Test the loader: every sample once, the same order from any start, and threads that end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stratarec.errors import DatasetError
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Several shards of several small row groups."""
+    """Return a data set with several shards of several small row groups."""
     patch = pytest.MonkeyPatch()
     patch.setattr(storage, "ROW_GROUP", 100)
     config = PrepareConfig(
@@ -52,13 +52,13 @@ def equal(one: Batch, other: Batch) -> bool:
 
 
 def expanded(batch: Batch) -> Batch:
-    """Without groups, the features in one order."""
+    """Expand the groups and return the features in one order."""
     keys = [*batch.sparse.keys, *(key for group in batch.groups for key in group.keys)]
     return batch.expanded(sorted(keys)) if batch.groups else batch.replace(sparse=batch.sparse.select(sorted(keys)))
 
 
 def rows_of(batch: Batch) -> list[tuple[object, ...]]:
-    """Each sample as a tuple."""
+    """Return each sample as a tuple."""
     batch = expanded(batch)
     assert batch.user is not None or not batch.size
     bags = [batch.sparse[key].to_list() for key in batch.sparse.keys]
@@ -70,7 +70,7 @@ def rows_of(batch: Batch) -> list[tuple[object, ...]]:
 
 
 def samples(batches: list[Batch]) -> list[tuple[object, ...]]:
-    """Every sample as a tuple, in any order."""
+    """Return every sample as a tuple, sorted."""
     return sorted(row for batch in batches for row in rows_of(batch))
 
 
@@ -88,42 +88,42 @@ def test_any_start_gives_the_tail_of_the_epoch(
         parallel_readers=portions,
     )
     loader = Loader(data, "train", config)
-    whole = list(loader.epoch(1))
-    assert len(whole) == len(loader)
-    assert sum(batch.size for batch in whole) == loader.samples
-    first = int(start * len(whole))
+    all_batches = list(loader.epoch(1))
+    assert len(all_batches) == len(loader)
+    assert sum(batch.size for batch in all_batches) == loader.samples
+    first = int(start * len(all_batches))
     tail = list(loader.epoch(1, first))
-    assert len(tail) == len(whole) - first
-    assert all(equal(one, other) for one, other in zip(whole[first:], tail, strict=True))
+    assert len(tail) == len(all_batches) - first
+    assert all(equal(one, other) for one, other in zip(all_batches[first:], tail, strict=True))
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=6)
 @given(st.integers(7, 700), st.integers(1, 3), st.booleans(), st.integers(1, 7), st.integers(1, 7))
-def test_shares_of_any_number_of_ranks_make_the_batches_of_one_process(
+def test_shares_of_any_number_of_ranks_join_to_the_batches_of_one_process(
     data: Dataset, size: int, window: int, shuffle: bool, portions: int, ranks: int
 ) -> None:
     config = LoaderConfig(batch_size=size, shuffle_row_groups=window, shuffle=shuffle, parallel_readers=portions)
-    whole = Loader(data, "train", config).batches(0)
+    all_batches = Loader(data, "train", config).batches(0)
     shares = [Loader(data, "train", config, BatchShare(rank=rank, ranks=ranks)).batches(0) for rank in range(ranks)]
-    for batch, *parts in itertools.islice(zip(whole, *shares, strict=True), 0, None, 3):
+    for batch, *parts in itertools.islice(zip(all_batches, *shares, strict=True), 0, None, 3):
         assert [part.size for part in parts if part.size] or not batch.size
         assert rows_of(batch) == [row for part in parts for row in rows_of(part)]
-    for each in (whole, *shares):
+    for each in (all_batches, *shares):
         each.close()  # type: ignore[attr-defined]
 
 
-def test_ranks_of_as_many_portions_read_no_row_group_but_their_own(
+def test_ranks_with_as_many_readers_read_only_their_own_row_groups(
     data: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[tuple[int, int]] = []
     original = RowGroupReader.read
 
-    def counted(self: RowGroupReader, shard: int, group: int) -> RowGroup:
+    def record_read(self: RowGroupReader, shard: int, group: int) -> RowGroup:
         read.append((shard, group))
         return original(self, shard, group)
 
-    monkeypatch.setattr(RowGroupReader, "read", counted)
+    monkeypatch.setattr(RowGroupReader, "read", record_read)
     groups = sum(len(shard.row_groups) for shard in data.shards("train"))
     assert groups > 4
     config = LoaderConfig(batch_size=64, parallel_readers=4)
@@ -133,7 +133,7 @@ def test_ranks_of_as_many_portions_read_no_row_group_but_their_own(
         assert len(read) == len(set(read)) <= groups // 4 + 2, "its own, and those at the two cuts"
 
 
-def test_every_sample_comes_once_in_every_epoch(data: Dataset) -> None:
+def test_every_sample_occurs_once_in_every_epoch(data: Dataset) -> None:
     shuffled = Loader(data, "train", LoaderConfig(batch_size=300, shuffle_row_groups=3, parallel_readers=3))
     stored = Loader(data, "train", LoaderConfig(batch_size=300, shuffle=False))
     one, two, plain = (list(loader.epoch(epoch)) for loader, epoch in ((shuffled, 0), (shuffled, 1), (stored, 0)))

@@ -1,4 +1,6 @@
-"""A model meets only data whose ids and numbers mean what they meant in training; a recipe only what it asks for."""
+"""Test that a model accepts only data whose ids and numbers mean the same as in training, and a recipe only the data
+that it describes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ VALUES = 40
 
 
 def write_log(path: Path, *, rising: bool, rows: int = 4000, scale: float = 1.0, seed: int = 0) -> None:
-    """A log whose clicks follow from its values; `rising` reverses how frequent each is."""
+    """Write a log whose clicks follow from its values. `rising` reverses the frequencies of the values."""
     draws = np.random.default_rng(seed)
     rank = np.minimum((VALUES * draws.random(rows) ** 3).astype(int), VALUES - 1)
     value = VALUES - 1 - rank if rising else rank
@@ -43,7 +45,7 @@ def write_log(path: Path, *, rising: bool, rows: int = 4000, scale: float = 1.0,
 
 
 def content(root: Path, name: str, **data: Any) -> dict[str, Any]:
-    """A recipe of the log `name` below `root`."""
+    """Return a recipe for the log `name` in `root`."""
     schema = {
         "dense": [{"name": "d", "transform": "none"}],
         "sparse": [{"name": "item"}, {"name": "text", "max_length": 7}],
@@ -68,19 +70,19 @@ def content(root: Path, name: str, **data: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Logs with the frequencies of their values falling and rising, data sets of both, and a run of the first."""
+    """Write logs with falling and rising frequencies, prepare both, and train a run on the first."""
     root = tmp_path_factory.mktemp("trained")
     for name in ("falling", "rising"):
         write_log(root / "logs" / f"{name}.parquet", rising=name == "rising")
         prepare(Recipe.from_dict(content(root, name)).data)
-    made = Recipe.from_dict(content(root, "falling"))
-    assert Trainer(made, Dataset.open(made.data.path)).train()["test"]["auc"] > 0.7
+    recipe = Recipe.from_dict(content(root, "falling"))
+    assert Trainer(recipe, Dataset.open(recipe.data.path)).train()["test"]["auc"] > 0.7
     return root
 
 
 @pytest.fixture
 def root(trained: Path, tmp_path: Path) -> Path:
-    """A copy of all that in which the run names its own data set."""
+    """Copy the folder so that the run refers to its own data set."""
     shutil.copytree(trained, tmp_path / "copy")
     recipe = tmp_path / "copy" / "run" / "recipe.json"
     content = json.loads(recipe.read_text().replace(str(trained), str(tmp_path / "copy")))
@@ -90,7 +92,7 @@ def root(trained: Path, tmp_path: Path) -> Path:
 
 
 def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line of an error."""
+    """Run a command that must fail and return its one line of output."""
     capsys.readouterr()
     assert main([arguments[0], "-q", *arguments[1:]]) == 2
     lines = capsys.readouterr().err.splitlines()
@@ -107,20 +109,20 @@ def test_a_data_set_whose_ids_mean_other_values_is_refused(root: Path, capsys: p
     assert not list((root / "run").glob("predictions*"))
 
 
-def test_the_same_rows_prepared_elsewhere_fit(root: Path) -> None:
-    made = content(root, "falling", path=str(root / "again"), keep_rows=False, groups="none")
-    again = prepare(Recipe.from_dict(made).data)
+def test_the_same_rows_prepared_elsewhere_match(root: Path) -> None:
+    config = content(root, "falling", path=str(root / "again"), keep_rows=False, groups="none")
+    again = prepare(Recipe.from_dict(config).data)
     assert again.fingerprint != Dataset.open(root / "falling").fingerprint
     for command in (["evaluate"], ["predict", "-o", str(root / "scores.parquet")]):
         assert main([command[0], "-q", str(root / "run"), str(root / "again"), *command[1:]]) == 0
 
 
-def test_data_prepared_again_behind_a_run_are_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = content(root, "rising", path=str(root / "falling"))
-    prepare(Recipe.from_dict(made).data, overwrite=True)
+def test_data_replaced_after_training_are_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = content(root, "rising", path=str(root / "falling"))
+    prepare(Recipe.from_dict(config).data, overwrite=True)
     for command in ("evaluate", "predict", "export"):
         assert not missing("vocabulary item", refused([command, str(root / "run")], capsys))
-    (root / "r.yaml").write_text(yaml.safe_dump(made))
+    (root / "r.yaml").write_text(yaml.safe_dump(config))
     before = {path: path.read_bytes() for path in (root / "run").rglob("*") if path.is_file()}
     line = refused(["train", "--resume", str(root / "r.yaml"), "train.epochs=5"], capsys)
     assert not missing("vocabulary item", line)
@@ -129,7 +131,7 @@ def test_data_prepared_again_behind_a_run_are_refused(root: Path, capsys: pytest
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe, ``r.yaml``, and its data set."""
+    """Return a recipe, ``r.yaml``, and its data set."""
     root = tmp_path_factory.mktemp("small")
     (root / "r.yaml").write_text(yaml.safe_dump(tiny(root)))
     prepared(Recipe.from_dict(tiny(root)).data)
@@ -149,7 +151,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("data.source={kind: criteo, paths: [x]}", "data.source.kind is 'criteo'"),
     ],
 )
-def test_a_recipe_that_asks_for_other_data_is_refused(
+def test_a_recipe_for_other_data_is_refused(
     small: Path, override: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = message.format(path=small / "data")
@@ -171,7 +173,7 @@ def text_config(root: Path, *logs: str, **changes: Any) -> PrepareConfig:
     return PrepareConfig(source=source, path=str(root / "data"), vocabulary=VocabularyConfig(min_count=1), **changes)
 
 
-def test_logs_are_known_by_what_is_in_them(tmp_path: Path) -> None:
+def test_logs_are_identified_by_content(tmp_path: Path) -> None:
     for place in ("a", "b", "c"):
         text_log(tmp_path / place / "day.tsv", first=3 if place == "c" else 0)
     config = text_config(tmp_path, "a/day.tsv")
@@ -187,7 +189,7 @@ def test_logs_are_known_by_what_is_in_them(tmp_path: Path) -> None:
     assert "cannot compare" in check_prepared(text_config(tmp_path, "gone/day.tsv"), dataset)
 
 
-def test_a_change_of_one_byte_under_the_old_time_is_another_log(tmp_path: Path) -> None:
+def test_a_change_of_one_byte_with_the_old_time_is_another_log(tmp_path: Path) -> None:
     text_log(tmp_path / "a" / "day.tsv")
     config = text_config(tmp_path, "a/day.tsv")
     prepare(config)

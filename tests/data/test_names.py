@@ -1,4 +1,4 @@
-"""What columns, groups and vocabularies may be called: anything that is no name of StrataRec's own."""
+"""Test names of columns, groups and vocabularies: every name is allowed that StrataRec does not use itself."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.vocabulary import VocabularyConfig
 
 
-def test_a_history_uses_the_vocabulary_of_what_it_is_a_history_of(tmp_path: Path) -> None:
-    def made(of: str, history: str) -> Schema:
+def test_a_history_uses_the_vocabulary_of_its_feature(tmp_path: Path) -> None:
+    def make_schema(of: str, history: str) -> Schema:
         sparse = (
             SparseFeature(name="item", vocabulary=of),
             SparseFeature(name="history", kind="history", of="item", vocabulary=history),
         )
         return Schema(sparse=sparse, user="who", time="time")
 
-    assert list(made("", "").vocabularies()) == ["item"]
-    assert list(made("items", "").vocabularies()) == ["items"]
-    assert list(made("items", "own").vocabularies()) == ["items", "own"]
+    assert list(make_schema("", "").vocabularies()) == ["item"]
+    assert list(make_schema("items", "").vocabularies()) == ["items"]
+    assert list(make_schema("items", "own").vocabularies()) == ["items", "own"]
     columns = {name: [0, 1] * 10 for name in ("click", "item", "who", "time")}
-    dataset = prepare(log_config(tmp_path, replace(made("items", ""), label="click"), pl.DataFrame(columns)))
+    dataset = prepare(log_config(tmp_path, replace(make_schema("items", ""), label="click"), pl.DataFrame(columns)))
     assert list(dataset.table_rows()) == ["items"]
     assert dataset.schema.sparse[1].vocabulary == "items"
 
 
-def test_names_are_no_patterns_over_other_names(tmp_path: Path) -> None:
-    """The values of each column are its own, and so are the counts."""
+def test_names_are_not_patterns_for_other_names(tmp_path: Path) -> None:
+    """Each column has its own values and counts."""
     names = ["C*", "C1", "C[1]", "C?", "*", "C/1", "C%2F1", "..", "C 1", "C-1", "é", "É", "C.1", "C"]
     frame = pl.DataFrame(
         {name: [f"{place}-{row % (place + 2)}" for row in range(60)] for place, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""`prepare` and the loader against an oracle in plain Python, over small random logs with odd columns."""
+"""Compare `prepare` and the loader with an oracle in plain Python, on small random logs with unusual columns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = [
 ]  # fmt: skip
 GROUPS = ["", "", "rows", "found_2", "sessions."]
 
-# Kind of a sparse column -> Arrow type, and values of a cell.
+# Kind of a sparse column -> Arrow type, and a strategy for the values of a cell.
 SINGLES: dict[str, tuple[pa.DataType, Any]] = {
     "integers": (pa.int32(), st.one_of(st.none(), st.integers(-2, 4))),
     "texts": (pa.string(), st.one_of(st.none(), st.sampled_from(["", "a", "b", "ß", "10", "9"]))),
@@ -65,7 +65,7 @@ DENSE: dict[str, tuple[pa.DataType, Any]] = {
 
 @dataclass(kw_only=True)
 class Case:
-    """A log, what its columns are, and how it is prepared and read."""
+    """A log, the roles of its columns, and the configuration of preparation and loader."""
 
     schema: Schema
     columns: dict[str, tuple[pa.DataType, list[Any]]]
@@ -105,7 +105,7 @@ def cases(draw: st.DrawFn) -> Case:
     sparse = []
     for kind in draw(st.lists(st.sampled_from([*SINGLES, *LISTS]), min_size=1, max_size=4)):
         name = column(*(SINGLES.get(kind) or LISTS[kind]))
-        # Values of lists and of single ones share a table, as do those with a sign and without.
+        # List and single features share a table, and so do signed and unsigned integers.
         shared = draw(st.sampled_from(["", "", "shared"])) if kind not in ("texts", "nulls", "none") else ""
         sparse.append(
             SparseFeature(
@@ -147,7 +147,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-# The oracle.
+# Oracle
 
 
 def splits(case: Case) -> list[str]:
@@ -159,7 +159,7 @@ def splits(case: Case) -> list[str]:
 
 
 def bag(case: Case, feature: SparseFeature, number: int) -> list[Any]:
-    """The values that a row looks up."""
+    """Return the values that a row looks up."""
     row = case.rows[number]
     if feature.kind == "single":
         return [] if row[feature.name] is None else [row[feature.name]]
@@ -180,7 +180,7 @@ def sources(case: Case, feature: SparseFeature) -> pa.DataType:
 
 
 def vocabulary(case: Case, features: tuple[SparseFeature, ...], train: list[int]) -> list[tuple[Any, int]]:
-    """Values with rows of their own and their counts, in order of id."""
+    """Return the values with rows of their own and their counts, in order of id."""
     counts = Counter(as_stored(case, features, v) for f in features for number in train for v in bag(case, f, number))
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     kept = [item for item in ranked if item[1] >= case.limits.min_count]
@@ -188,7 +188,7 @@ def vocabulary(case: Case, features: tuple[SparseFeature, ...], train: list[int]
 
 
 def as_stored(case: Case, features: tuple[SparseFeature, ...], value: Any) -> Any:
-    """Integers with a sign and without become text where they share a vocabulary."""
+    """Convert signed and unsigned integers to text if they share a vocabulary."""
     kinds = {pa.types.is_uint64(sources(case, feature)) for feature in features}
     return str(value) if len(kinds) > 1 else value
 
@@ -211,11 +211,11 @@ def dense(case: Case, feature: DenseFeature, train: list[int]) -> list[float]:
     return [0.0 if value is None else (value - mean) / spread for value in values]
 
 
-# What the data set gives.
+# Content of the data set
 
 
 def expanded(batch: Batch, keys: list[str]) -> list[tuple[Any, ...]]:
-    """Label, dense values, bags and user of each sample."""
+    """Return label, dense values, bags and user of each sample."""
     plain = batch.expanded(keys)
     bags = [plain.sparse[key].to_list() for key in keys]
     users = [0] * batch.size if batch.user is None else batch.user.tolist()
@@ -248,7 +248,7 @@ def prepared(case: Case, root: Path) -> Dataset:
 
 
 def row_places(case: Case, dataset: Dataset, split: str) -> list[int]:
-    """Return the row of the whole log for each stored sample."""
+    """Return the row of the log for each stored sample."""
     numbers = np.concatenate(list(dataset.row_numbers(split)))
     file, row = split_rows(numbers)
     return (file * (len(case.rows) // 2) + row - 1).tolist()

@@ -1,4 +1,4 @@
-"""Parquet logs of any schema: what is read equals a cell-by-cell reference, what cannot be is named."""
+"""Compare the Parquet reader with a cell-by-cell reference for any schema. Errors name the column."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stratarec.data.sources.base import ChunkShare
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.errors import DataError, StrataError
 
-# Before version 26 pyarrow neither writes nor reads all lists of a fixed size of which some are null.
+# Before version 26 pyarrow cannot write and read all fixed-size lists that contain nulls.
 NULL_LISTS = int(pa.__version__.partition(".")[0]) >= 26
 
 BAD = object()
@@ -35,7 +35,7 @@ BAD = object()
 
 
 class WrongType(Exception):
-    """A column of a type that its place in the schema cannot take."""
+    """A column has a type that its place in the schema does not accept."""
 
 
 def write(path: Path, columns: dict[str, pa.Array], row_group: int = 1000) -> None:
@@ -50,7 +50,7 @@ def read(path: Path, schema: Schema, on_bad_row: OnBadRow = "error") -> pl.DataF
     return pl.concat([chunk.frame for chunk in source(path, schema, on_bad_row).chunks(path.parent)])
 
 
-# The reference: what one cell of each Arrow type becomes in each place of the schema.
+# The reference: the value of a cell of each Arrow type for each place in the schema.
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -96,17 +96,17 @@ def category(kind: pa.DataType, cell: Any) -> Any:
 
 
 def whole(cell: Any) -> Any:
-    """An integer that was written as a float."""
+    """Return the integer that was written as a float."""
     return int(cell) if abs(cell) < 2**53 and cell == int(cell) else BAD
 
 
 def user(kind: pa.DataType, cell: Any) -> Any:
-    found = category(kind, cell)
-    return BAD if found is None else found
+    value = category(kind, cell)
+    return BAD if value is None else value
 
 
 def listed(kind: pa.DataType, cell: Any) -> Any:
-    if is_text(kind):  # none of the texts here is a list
+    if is_text(kind):  # none of the texts in these tests is a list
         return BAD if (cell or "").strip() else None
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         raise WrongType
@@ -116,7 +116,7 @@ def listed(kind: pa.DataType, cell: Any) -> Any:
 
 
 def separated(kind: pa.DataType, cell: Any) -> Any:
-    if not is_text(kind):  # lists are taken as they are, without empty texts
+    if not is_text(kind):  # lists are accepted as they are, without empty texts
         listed(kind, cell)
         return None if cell is None else [part for part in cell if part not in (None, "")][:3]
     return None if not (cell or "").strip() else [part.strip() for part in cell.split("|") if part.strip()][:3]
@@ -127,7 +127,7 @@ def moment(kind: pa.DataType, cell: Any) -> Any:
         return cell if cell is not None and cell < 2**63 else BAD
     if not (is_text(kind) or has_fractions(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         raise WrongType
-    if cell is None or is_text(kind):  # none of the texts here is a time
+    if cell is None or is_text(kind):  # none of the texts in these tests is a time
         return BAD
     if has_fractions(kind):
         return BAD if math.isnan(cell) else whole(cell)
@@ -206,14 +206,14 @@ class Log:
     row_group: int
 
 
-def sensible(moment: Any) -> bool:
-    """Not a number that would be a date in a finer unit; 2**63 and more is no time at all."""
+def is_valid_time(moment: Any) -> bool:
+    """Reject numbers that would be a date in a finer unit. Numbers from 2**63 are never times."""
     return not isinstance(moment, int | float) or not 2**32 <= moment < 2**63
 
 
 @st.composite
 def logs(draw: st.DrawFn) -> Log:
-    """Columns of the types that the schema wants, or now and then of any other."""
+    """Draw columns of the types that the schema expects and, sometimes, of any other type."""
     rows = draw(st.integers(1, 6))
     odd = draw(st.sampled_from([None, None, *USUAL]))
     columns = {}
@@ -223,7 +223,7 @@ def logs(draw: st.DrawFn) -> Log:
             draw(st.sampled_from(range(len(KINDS)) if name == odd else [*[usual] * len(alike), *alike]))
         ]
         nulls = draw(st.booleans()) and (NULL_LISTS or not pa.types.is_fixed_size_list(kind))
-        cells = cells.filter(sensible) if name == "moment" else cells
+        cells = cells.filter(is_valid_time) if name == "moment" else cells
         column = [draw(st.one_of(st.none(), cells) if nulls else cells) for _ in range(rows)]
         columns[name] = pa.array(column, kind) if not pa.types.is_dictionary(kind) else encoded(column, kind)
     return Log(columns=columns, row_group=draw(st.integers(1, 6)))
@@ -242,7 +242,7 @@ def fits(name: str, kind: pa.DataType) -> bool:
 
 
 def with_users(users: list[float | None], row_group: int) -> Log:
-    """A log that nothing is wrong with but its users."""
+    """Return a log in which only the users can be wrong."""
     rows = len(users)
     columns = {name: pa.nulls(rows) for name in USUAL}
     columns |= {"label": pa.array([0] * rows), "moment": pa.array([0] * rows), "user": pa.array(users, pa.float32())}
@@ -254,7 +254,7 @@ def with_users(users: list[float | None], row_group: int) -> Log:
 @example(with_users([0.0, 0.0, math.nan, None, 1.0], row_group=1))
 @example(with_users([0.0, 0.0, math.nan, None, 1.0], row_group=5))
 @example(with_users([math.nan], row_group=1))
-def test_any_schema_reads_as_the_reference_or_names_what_is_wrong(
+def test_any_schema_reads_like_the_reference_or_names_the_error(
     tmp_path_factory: pytest.TempPathFactory, log: Log
 ) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "log.parquet"
@@ -273,8 +273,8 @@ def test_any_schema_reads_as_the_reference_or_names_what_is_wrong(
     bad = {(row + 1, name) for name, column in cells.items() for row, cell in enumerate(column) if cell is BAD}
     good = [row for row in range(len(cells["label"])) if all(cells[name][row] is not BAD for name in cells)]
     chunks = list(source(path, SCHEMA, "skip").chunks(path.parent))
-    found = pl.concat([chunk.frame for chunk in chunks])
-    assert found.to_dict(as_series=False) == {name: [column[row] for row in good] for name, column in cells.items()}
+    frame = pl.concat([chunk.frame for chunk in chunks])
+    assert frame.to_dict(as_series=False) == {name: [column[row] for row in good] for name, column in cells.items()}
     assert sum(chunk.bad_rows for chunk in chunks) == len(cells["label"]) - len(good)
     assert [row - 1 for chunk in chunks for row in chunk.rows] == good
     if bad:
@@ -303,7 +303,7 @@ def multi(**options: Any) -> Schema:
         ([], "s", ""),
     ],
 )
-def test_times_that_are_dates_in_another_unit_alone_are_refused(
+def test_times_that_are_dates_only_in_another_unit_are_refused(
     tmp_path: Path, times: list[int | None], unit: TimeUnit, hint: str
 ) -> None:
     path = tmp_path / "log.parquet"
@@ -316,7 +316,7 @@ def test_times_that_are_dates_in_another_unit_alone_are_refused(
         read(path, schema, "skip")
 
 
-def test_files_must_agree_on_what_is_text(tmp_path: Path) -> None:
+def test_files_must_agree_on_text_columns(tmp_path: Path) -> None:
     schema = Schema(label="y", sparse=(SparseFeature(name="c"),))
     write(tmp_path / "a.parquet", {"y": pa.array([0, 1]), "c": pa.array([1, 2], pa.int16())})
     write(tmp_path / "b.parquet", {"y": pa.array([0, 1]), "c": pa.array([3, 4], pa.int64())})
@@ -330,13 +330,15 @@ def test_files_must_agree_on_what_is_text(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.data())
-def test_a_damaged_file_is_rows_or_a_data_error(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_damaged_file_gives_rows_or_a_data_error(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "log.parquet"
     write(path, {"y": pa.array([0, 1] * 50), "c": pa.array([f"v{i}" for i in range(100)])}, row_group=30)
     content = bytearray(path.read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     path.write_bytes(bytes(content[: data.draw(st.sampled_from([len(content), len(content) // 2, 5]))]))
-    # Any other kind of error fails the test; flipped values may also read as other values.
+    # Any other kind of error fails the test. Flipped values may read as other values.
     with contextlib.suppress(DataError):
         read(path, Schema(label="y", sparse=(SparseFeature(name="c"),)), "skip")

@@ -1,4 +1,4 @@
-"""Files of a log are named, listed and opened as the recipe says."""
+"""Test that the files of a log are named, listed and opened as the recipe says."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def write_csv(frame: pl.DataFrame, path: Path) -> None:
 
 
 def write_gzip(frame: pl.DataFrame, path: Path) -> None:
-    # As Spark does, a part without rows is a compressed file of nothing.
+    # Like Spark, write a part without rows as a compressed empty file.
     path.write_bytes(gzip.compress(frame.write_csv().encode() if frame.height else b""))
 
 
 def write_typeless(frame: pl.DataFrame, path: Path) -> None:
-    """As pandas does: the columns of a file without rows have other types, or are not there."""
+    """Write a file as pandas does: if it has no rows, its columns have other types or are missing."""
     (frame if frame.height else pl.DataFrame(schema={"item": pl.Float64, "label": pl.Null})).write_parquet(path)
 
 
@@ -78,7 +78,7 @@ def test_part_files_without_rows_change_nothing(
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("odd", [0, 1, 2])
-def test_columns_that_not_every_file_has_are_left_out(
+def test_columns_missing_in_some_files_are_left_out(
     kind: str, odd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -88,9 +88,9 @@ def test_columns_that_not_every_file_has_are_left_out(
         WRITERS[kind](part, tmp_path / f"{day}.{kind}")
     files = [f"{day}.{kind}" for day in range(3)]
     assert main(["init", *files, "-o", "r.yaml"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for column, lacking in (("price", {odd}), ("new", {0, 1, 2} - {odd})):
-        (line,) = [line for line in said.splitlines() if line.startswith(column)]
+        (line,) = [line for line in output.splitlines() if line.startswith(column)]
         assert "ignored" in line
         assert any(line.endswith(f"{day}.{kind}") for day in lacking)
     schema = Recipe.load("r.yaml").data.source.schema
@@ -100,7 +100,7 @@ def test_columns_that_not_every_file_has_are_left_out(
 
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two files, another name of the first, and their working directory."""
+    """Write two files and another name of the first, and make their folder the working directory."""
     for name in ("a.tsv", "b.tsv"):
         (tmp_path / name).write_text(name)
     (tmp_path / "link").symlink_to(tmp_path / "a.tsv")
@@ -112,7 +112,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("first", ["a.tsv", "*.tsv"])
 @pytest.mark.parametrize("again", ["a.tsv", "./a.tsv", "folder/a.tsv", "link", "hard", "[a].tsv", "?.tsv", "file://{}"])
-def test_a_file_that_is_named_twice_is_refused(logs: Path, first: str, again: str) -> None:
+def test_a_file_named_twice_is_refused(logs: Path, first: str, again: str) -> None:
     with refuses(DataError, "data.source.paths") as caught:
         expand((first, again.format(logs / "a.tsv")))
     assert str(logs / "a.tsv") in str(caught.value)
@@ -120,11 +120,11 @@ def test_a_file_that_is_named_twice_is_refused(logs: Path, first: str, again: st
 
 
 @pytest.mark.parametrize("name", ["[ab].tsv", "zip::a"])
-def test_a_file_with_marks_in_its_name_is_that_file(logs: Path, name: str) -> None:
+def test_a_file_name_with_special_characters_is_that_file(logs: Path, name: str) -> None:
     (logs / name).write_text("c")
-    (found,) = expand((str(logs / name),))
-    with found.open() as file:
-        assert (found.path, file.read()) == (str(logs / name), b"c")
+    (path,) = expand((str(logs / name),))
+    with path.open() as file:
+        assert (path.path, file.read()) == (str(logs / name), b"c")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_file_with_marks_in_its_name_is_that_file(logs: Path, name: str) -> No
         ("", "'' data.source.paths"),
     ],
 )
-def test_a_path_that_cannot_be_read_is_one_line(url: str, message: str) -> None:
+def test_an_unreadable_path_is_a_one_line_error(url: str, message: str) -> None:
     with refuses(DataError, message) as caught:
         expand((url,))
     assert "\n" not in str(caught.value)
@@ -151,14 +151,14 @@ def test_a_path_that_cannot_be_read_is_one_line(url: str, message: str) -> None:
 
 def test_templates_of_a_reference_file_never_run(logs: Path) -> None:
     run = "{{ cycler.__init__.__globals__.os.system('touch owned') }}"
-    made = {"version": 1, "gen": [{"key": run, "url": "x", "dimensions": {"i": [0]}}], "refs": {"log": "a,b"}}
-    (logs / "made.json").write_text(json.dumps(made))
+    content = {"version": 1, "gen": [{"key": run, "url": "x", "dimensions": {"i": [0]}}], "refs": {"log": "a,b"}}
+    (logs / "made.json").write_text(json.dumps(content))
     with refuses(DataError, "file"):
         expand((f"reference://log::{logs}/made.json",))
     assert not (logs / "owned").exists()
 
 
-def test_a_directory_means_the_files_below_it(tmp_path: Path) -> None:
+def test_a_directory_means_all_files_in_it(tmp_path: Path) -> None:
     root = tmp_path / "_log" / ".x"
     for name in ("dt=2/part-0", "dt=1/part-0", "dt=1/_SUCCESS", ".part-0.crc", "_delta_log/0.json", "dt=3/empty"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""Prepared data sets: equal to an obvious reference, the same at any interruption, refused when damaged."""
+"""Test prepared data sets: they equal a simple reference, do not depend on interruptions, and are refused when
+damaged.
+"""
 
 from __future__ import annotations
 
@@ -58,22 +60,22 @@ def clicks_config(root: Path, **changes: Any) -> PrepareConfig:
 
 
 def decoded(dataset: Dataset, split: str) -> pl.DataFrame:
-    """Samples with ids turned back into values."""
+    """Return samples with ids replaced by values."""
     frames = [
         pl.from_arrow(dataset.read_row_group(split, number, group))
         for number, shard in enumerate(dataset.shards(split))
         for group in range(len(shard.row_groups))
     ]
-    whole = pl.concat(frames)
-    assert isinstance(whole, pl.DataFrame)
+    samples = pl.concat(frames)
+    assert isinstance(samples, pl.DataFrame)
     for feature in dataset.schema.sparse:
         table = pl.read_parquet(dataset.path / dataset.vocabularies[feature.vocabulary].path)["value"].to_list()
         if feature.kind == "single":
-            values = [None if i < 0 else table[i] for i in whole[feature.name]]
+            values = [None if i < 0 else table[i] for i in samples[feature.name]]
         else:
-            values = [[table[i] for i in bag] for bag in whole[feature.name]]
-        whole = whole.with_columns(pl.Series(feature.name, values, strict=False))
-    return whole
+            values = [[table[i] for i in bag] for bag in samples[feature.name]]
+        samples = samples.with_columns(pl.Series(feature.name, values, strict=False))
+    return samples
 
 
 def test_chunks_may_be_spilled_to_files_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +86,7 @@ def test_chunks_may_be_spilled_to_files_of_any_size(tmp_path: Path, monkeypatch:
         root = tmp_path / str(size)
         root.mkdir()
         click_log(root / "log.parquet")
-        stopped = Stop()
+        stopped = StopAfterSpilling()
         with pytest.raises(KeyboardInterrupt):
             prepare(clicks_config(root), progress=stopped)
         files.append(len(list((root / "data.preparing" / "spilled").glob("*.arrow"))))
@@ -93,8 +95,8 @@ def test_chunks_may_be_spilled_to_files_of_any_size(tmp_path: Path, monkeypatch:
     assert files[0] > files[1] > files[2] == 1
 
 
-class Stop(SilentProgress):
-    """Interrupts `prepare` when the log is spilled."""
+class StopAfterSpilling(SilentProgress):
+    """Interrupt `prepare` after the log is spilled."""
 
     def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
         if task == "count":
@@ -108,7 +110,7 @@ def test_clicks_become_samples_that_never_look_ahead(tmp_path: Path) -> None:
     positives = samples.filter(pl.col(LABEL) == 1)
     ordered = log.sort("timestamp", maintain_order=True)
     last = int(ordered["timestamp"][-1])
-    # The split by time of `clicks_config`: four hours each of validation and test.
+    # The split of `clicks_config` by time: four hours each for validation and test.
     left = last - pl.col("timestamp")
     rows = ordered.with_columns(split=(left < 8 * HOUR).cast(pl.Int8) + (left < 4 * HOUR)).rows(named=True)
 
@@ -127,15 +129,15 @@ def test_clicks_become_samples_that_never_look_ahead(tmp_path: Path) -> None:
 
     expected = Counter((r["item_id"], r["device"], r["timestamp"], history(r)) for r in rows if followers(r))
     assert len(log) > expected.total() > 0.8 * len(log)
-    found = Counter((r["item_id"], r["device"], r[TIME], tuple(r["history"])) for r in positives.rows(named=True))
-    assert found == expected
+    actual = Counter((r["item_id"], r["device"], r[TIME], tuple(r["history"])) for r in positives.rows(named=True))
+    assert actual == expected
     negatives = samples.filter(pl.col(LABEL) == 0)
     assert len(negatives) == 3 * len(positives)
     for row in negatives.rows(named=True):
         assert any(row["item_id"] in followers(r) for r in rows if r["timestamp"] == row[TIME])
 
 
-def test_clicks_of_one_moment_keep_the_order_of_the_log(tmp_path: Path) -> None:
+def test_clicks_at_the_same_time_keep_the_order_of_the_log(tmp_path: Path) -> None:
     logs = []
     for name, seed in (("a", 1), ("b", 2)):
         log = click_log(tmp_path / f"{name}.parquet", seed)

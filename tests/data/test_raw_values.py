@@ -1,4 +1,4 @@
-"""Raw values: the same text has the same values in every file format, in frames and in single rows."""
+"""Test that the same text gives the same values in every file format, in frames and in single rows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from stratarec.errors import DataError
 from stratarec.serving.features import FeatureEncoder
 
 
-def in_every_form(texts: list[str], feature: SparseFeature, folder: Path) -> dict[str, list[Any]]:
-    """Values of one column of text by what the column is read from."""
+def in_every_format(texts: list[str], feature: SparseFeature, folder: Path) -> dict[str, list[Any]]:
+    """Return the values of one column of text for every format it is read from."""
     schema = Schema(label="y", sparse=(feature,))
     frame = pl.DataFrame({"y": [0] * len(texts), feature.name: texts})
     frame.write_csv(folder / "log.csv")
@@ -41,7 +41,7 @@ def in_every_form(texts: list[str], feature: SparseFeature, folder: Path) -> dic
 
 
 def encoder(feature: SparseFeature, values: list[Any]) -> FeatureEncoder:
-    """Encoder with an id for each value: 1 and up; 0 is for all others."""
+    """Return an encoder that gives each value an id from 1; 0 is for all others."""
     vocabulary = Vocabulary(
         values=pl.Series(values), counts=np.ones(len(values) + 1, dtype=np.int64), tail_buckets=1, first_rows=1
     )
@@ -74,11 +74,11 @@ def test_a_list_as_text_has_the_same_values_everywhere(
     separator: str, text: str, expected: list[str], tmp_path: Path
 ) -> None:
     feature = SparseFeature(name="tags", kind="multi", separator=separator)
-    for form, values in in_every_form([text, text], feature, tmp_path).items():
+    for form, values in in_every_format([text, text], feature, tmp_path).items():
         assert values == [expected, expected], form
     tags = encoder(feature, sorted(set(expected)) or ["x"])
     ids = [1 + sorted(set(expected)).index(value) for value in expected]
-    for rows in (1, 100):  # cell by cell, and by columns
+    for rows in (1, 100):  # by rows and by columns
         assert tags.encode({"tags": [text] * rows})[1].values.tolist() == ids * rows
 
 
@@ -89,10 +89,10 @@ def test_a_list_as_text_has_the_same_values_everywhere(
         *((",", text) for text in ('["a", "b"]', "['a']", "[1, 2]", "[a, b]", "(1, 2)", "{1,2}", "[[1], [2]]")),
     ],
 )
-def test_text_that_is_no_list_is_refused_everywhere(separator: str, text: str, tmp_path: Path) -> None:
+def test_text_that_is_not_a_list_is_refused_everywhere(separator: str, text: str, tmp_path: Path) -> None:
     feature = SparseFeature(name="tags", kind="multi", separator=separator)
     with refuses(DataError, "line 3 tags separator"):
-        in_every_form([separator.join("ab") if separator else "[1]", text], feature, tmp_path)
+        in_every_format([separator.join("ab") if separator else "[1]", text], feature, tmp_path)
     with refuses(DataError, "row 1 tags separator"):
         encoder(feature, ["a"]).encode({"tags": [text]})
 
@@ -135,12 +135,12 @@ def test_numbers_with_fractions_are_times(
 def test_a_whole_number_has_no_leading_zeros(kind: Any, tmp_path: Path) -> None:
     feature = SparseFeature(name="shop", type="integer", kind=kind, separator="|" if kind == "multi" else "")
     plain = ["7", "7.0", " 0", "-5"]
-    for form, values in in_every_form(plain, feature, tmp_path).items():
+    for form, values in in_every_format(plain, feature, tmp_path).items():
         assert values == ([[7], [7], [0], [-5]] if kind == "multi" else [7, 7, 0, -5]), form
     with refuses(DataError, "line 5002 shop 007"):
-        in_every_form(["7"] * 5000 + ["007"], feature, tmp_path)  # a head of integers
+        in_every_format(["7"] * 5000 + ["007"], feature, tmp_path)  # the first rows are integers
     auto = SparseFeature(name="shop", kind=kind, separator=feature.separator)
-    for each in (feature, auto):  # a vocabulary of integers, as a column of integers in Parquet gives
+    for each in (feature, auto):  # a vocabulary of integers, like that of an integer column in Parquet
         for rows in (1, 100):
             with refuses(DataError, "shop 007"):
                 encoder(each, [7]).encode({"shop": ["7"] * (rows - 1) + ["007"]})
@@ -148,7 +148,7 @@ def test_a_whole_number_has_no_leading_zeros(kind: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", [(38, 0), (38, 9), (76, 0)])
-def test_decimals_are_whole_numbers_where_they_are(precision: tuple[int, int], tmp_path: Path) -> None:
+def test_decimals_without_fraction_are_whole_numbers(precision: tuple[int, int], tmp_path: Path) -> None:
     cells = [Decimal(5), None, Decimal(2**53 + 1)]
     kind = (pa.decimal256 if precision[0] > 38 else pa.decimal128)(*precision)
     columns = {"y": pa.array([0, 1, 1]), "shop": pa.array(cells, kind), "t": pa.array([1, 2, 3], kind)}
@@ -167,7 +167,7 @@ def test_decimals_are_whole_numbers_where_they_are(precision: tuple[int, int], t
 
 
 @pytest.mark.parametrize("cell", [Decimal("2.5"), Decimal(2**70)])
-def test_decimals_that_are_no_integers_of_64_bits_are_bad_rows(cell: Decimal, tmp_path: Path) -> None:
+def test_decimals_that_are_no_64_bit_integers_are_bad_rows(cell: Decimal, tmp_path: Path) -> None:
     columns = {"y": pa.array([0, 1]), "shop": pa.array([Decimal(5), cell], pa.decimal128(38, 2))}
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
     schema = Schema(label="y", sparse=(SparseFeature(name="shop"),))

@@ -1,4 +1,7 @@
-"""Copies of rows across splits: counted by `prepare`, named by every report; rows that are equal by chance are not."""
+"""Test copies of rows across splits:
+
+`prepare` counts them and every report names them, but not rows that are equal by chance.
+"""
 
 from __future__ import annotations
 
@@ -65,14 +68,14 @@ def test_copies_are_counted_exactly(tmp_path: Path) -> None:
 
 
 def samples(dataset: Dataset, split: str) -> list[int]:
-    """Rows of the log in a split, counted from 0."""
+    """Return the rows of the log in a split, counted from 0."""
     tables = [pl.read_parquet(dataset.path / shard.path) for shard in dataset.shards(split)]
-    # A shard of one row group stores each row's distance from the row before.
+    # A shard of one row group stores the distance of each row from the previous one.
     return [row - 1 for table in tables for row in table["@row"].cum_sum()]
 
 
-def natural(count: int) -> pl.DataFrame:
-    """Rows of few values, labels of which depend on the values."""
+def random_rows(count: int) -> pl.DataFrame:
+    """Return rows with few distinct values, whose labels depend on the values."""
     frame = rows(count, values=4)
     rate = 0.05 + 0.2 * frame["*"].to_numpy()
     return frame.with_columns(click=pl.Series((np.random.default_rng(5).random(count) < rate).astype(np.int64)))
@@ -86,9 +89,9 @@ def natural(count: int) -> pl.DataFrame:
         (lambda: copied(rows(800), 4), SCHEMA, SplitConfig(valid=0.0), {"test"}),
         (lambda: pl.concat([copied(rows(300), 2), rows(2700, seed=1)]), SCHEMA, SplitConfig(), {"valid", "test"}),
         (lambda: rows(3000), SCHEMA, SplitConfig(), set()),
-        (lambda: rows(3000, values=4), SCHEMA, SplitConfig(), set()),  # equal by chance, and labels do not agree
-        (lambda: natural(3000), SCHEMA, SplitConfig(), set()),
-        (lambda: copied(rows(10), 3), SCHEMA, SplitConfig(valid=0.0, test=0.5), set()),  # too few to tell
+        (lambda: rows(3000, values=4), SCHEMA, SplitConfig(), set()),  # equal by chance, and their labels differ
+        (lambda: random_rows(3000), SCHEMA, SplitConfig(), set()),
+        (lambda: copied(rows(10), 3), SCHEMA, SplitConfig(valid=0.0, test=0.5), set()),  # too few to decide
     ],
 )
 def test_copies_are_distinguished_from_chance(

@@ -1,4 +1,4 @@
-"""Row groups of Parquet files are read in pieces, small ones together."""
+"""Test that large row groups of Parquet files are read in pieces and small ones together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def source(path: Path, **kinds: str) -> ParquetSource:
 
 
 @pytest.mark.parametrize("sizes", [[700_000], [300_000, 5, 6, 0, 262_144, 200_000, 90_000, 7]])
-def test_large_row_groups_are_cut_and_small_ones_joined(tmp_path: Path, sizes: list[int]) -> None:
+def test_large_row_groups_are_split_and_small_ones_joined(tmp_path: Path, sizes: list[int]) -> None:
     path, places = tmp_path / "log.parquet", np.arange(sum(sizes))
     table = pa.table({"y": pa.array(places % 2, pa.int8()), "c": pa.array(places)})
     with pq.ParquetWriter(path, table.schema) as writer:
@@ -40,7 +40,7 @@ def test_large_row_groups_are_cut_and_small_ones_joined(tmp_path: Path, sizes: l
         np.testing.assert_array_equal(chunk.frame["c"].to_numpy() + 1, chunk.rows)
     np.testing.assert_array_equal(np.concatenate([chunk.rows for chunk in chunks]), places + 1)
     assert [chunk.index for chunk in chunks] == sorted({chunk.index for chunk in chunks})
-    # Each chunk alone is the same, whichever were done before.
+    # Each chunk is the same, no matter which chunks were read before.
     for chunk in chunks:
         done = frozenset(other.index for other in chunks if other is not chunk)
         (again,) = source(path, c="single").chunks(tmp_path, ChunkShare(done=done))
@@ -48,7 +48,7 @@ def test_large_row_groups_are_cut_and_small_ones_joined(tmp_path: Path, sizes: l
         np.testing.assert_array_equal(again.rows, chunk.rows)
 
 
-def test_a_piece_of_a_row_group_is_in_memory_and_not_all_of_it(tmp_path: Path) -> None:
+def test_only_a_piece_of_a_row_group_is_in_memory(tmp_path: Path) -> None:
     rows, values = 1 << 20, 16
     offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * values)
     column = pa.ListArray.from_arrays(offsets, pa.array(np.arange(rows * values) % 99))
@@ -61,7 +61,7 @@ def test_a_piece_of_a_row_group_is_in_memory_and_not_all_of_it(tmp_path: Path) -
 
 @pytest.mark.parametrize("dictionary", [True, False, ["text"], ["texts.list.element"]])
 @pytest.mark.parametrize("schema", [True, False])
-def test_what_is_read_is_what_was_written(tmp_path: Path, dictionary: Any, schema: bool) -> None:
+def test_reading_returns_what_was_written(tmp_path: Path, dictionary: Any, schema: bool) -> None:
     draws = np.random.default_rng(0)
     texts = [None if n == 0 else f"v{n}" if n < 7 else "" for n in draws.integers(0, 9, 5000)]
     lists = [None if n == 0 else texts[place : place + n - 1] for place, n in enumerate(draws.integers(0, 5, 5000))]
@@ -90,15 +90,15 @@ def test_what_is_read_is_what_was_written(tmp_path: Path, dictionary: Any, schem
 
 
 def zigzag(number: int) -> bytes:
-    """An integer as Parquet's footers and headers have it."""
-    left, found = number << 1, b""
+    """Encode an integer as Parquet's footers and headers do."""
+    left, encoded = number << 1, b""
     while left > 127:
-        found, left = found + bytes([left & 127 | 128]), left >> 7
-    return found + bytes([left])
+        encoded, left = encoded + bytes([left & 127 | 128]), left >> 7
+    return encoded + bytes([left])
 
 
-def lie(path: Path, truth: int, claim: int) -> None:
-    """Change a number in the footer at every place."""
+def falsify_footer(path: Path, truth: int, claim: int) -> None:
+    """Replace a number everywhere in the footer."""
     content = path.read_bytes()
     start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
     assert zigzag(truth) in content[start:]
@@ -106,15 +106,15 @@ def lie(path: Path, truth: int, claim: int) -> None:
     path.write_bytes(content[:start] + content[start:].replace(zigzag(truth), zigzag(claim)))
 
 
-def test_a_footer_that_counts_other_rows_is_damaged(tmp_path: Path) -> None:
+def test_a_footer_with_a_wrong_row_count_is_damaged(tmp_path: Path) -> None:
     table = pa.table({"y": pa.array(np.zeros(ROWS, np.int8)), "c": pa.array(np.zeros(ROWS, np.int8))})
     for claim in (9_000, 1_000_000):
         pq.write_table(table, tmp_path / "log.parquet", row_group_size=ROWS // 2)
-        lie(tmp_path / "log.parquet", ROWS, claim)
+        falsify_footer(tmp_path / "log.parquet", ROWS, claim)
         with refuses(DataError, "damaged counts"):
             list(source(tmp_path / "log.parquet", c="single").chunks(tmp_path))
         pq.write_table(table, tmp_path / "log.parquet")
-        lie(tmp_path / "log.parquet", ROWS, claim)
+        falsify_footer(tmp_path / "log.parquet", ROWS, claim)
         if claim > ROWS:
             with refuses(DataError, "group 0 100,000 rows 1,000,000"):
                 list(source(tmp_path / "log.parquet", c="single").chunks(tmp_path))
@@ -161,7 +161,7 @@ for path in sys.argv[1:]:
     ("writer", "step"), [("plain", 59), *(pytest.param(each, 23, marks=pytest.mark.slow) for each in WRITERS)]
 )
 def test_a_flipped_bit_of_a_footer_gives_rows_or_one_error(tmp_path: Path, writer: str, step: int) -> None:
-    """In a process, since pyarrow ends the one that asks for a column of a damaged schema."""
+    """Run in a child process, because pyarrow aborts the process when a column of a damaged schema is read."""
     write(tmp_path / "log.parquet", **WRITERS[writer])
     content = (tmp_path / "log.parquet").read_bytes()
     first, paths = len(content) - 8 - int.from_bytes(content[-8:-4], "little"), []

@@ -1,4 +1,4 @@
-"""Splits by file, by fraction and by time: every sample in the split it belongs to, and an empty split refused."""
+"""Test splits by file, fraction and time: every sample is in its split, and an empty split is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOUR = 3600
 
 
 def column(dataset: Dataset, split: str, name: str) -> list[Any]:
-    """A column of a split as it is stored."""
+    """Return a column of a split as stored."""
     return [
         value
         for number, shard in enumerate(dataset.shards(split))
@@ -35,7 +35,7 @@ def column(dataset: Dataset, split: str, name: str) -> list[Any]:
 
 
 def values(dataset: Dataset, split: str, name: str) -> list[Any]:
-    """A categorical column of a split, ids turned back into values."""
+    """Return a categorical column of a split with ids replaced by values."""
     known = pl.read_parquet(dataset.path / dataset.vocabularies[name].path)["value"].to_list()
     return [known[i] for i in column(dataset, split, name)]
 
@@ -47,7 +47,7 @@ def timed(root: Path, times: list[int], split: SplitConfig, unit: TimeUnit = "s"
     return log_config(root, schema, split=split, shard_samples=20)
 
 
-def test_by_file_every_row_goes_with_its_file(tmp_path: Path) -> None:
+def test_by_file_all_rows_of_a_file_are_in_its_split(tmp_path: Path) -> None:
     for day, rows in enumerate((30, 40, 20, 50)):
         lines = ["\t".join([str(i % 2), *["1"] * 13, f"day{day}", *["x"] * 25]) for i in range(rows)]
         (tmp_path / f"day_{day}.tsv").write_text("\n".join(lines))
@@ -58,7 +58,7 @@ def test_by_file_every_row_goes_with_its_file(tmp_path: Path) -> None:
     dataset = prepare(config)
     assert {name: dataset.samples(name) for name in dataset.splits} == {"train": 40, "valid": 30, "test": 70}
     assert set(values(dataset, "train", "C1")) == {"day1"}
-    # Other days are not in the training vocabulary: they share its tail buckets.
+    # Other days are not in the training vocabulary, so they share its tail buckets.
     assert dataset.vocabularies["C1"].values == 1
     assert min(column(dataset, "test", "C1")) > 0
 
@@ -83,12 +83,14 @@ def test_patterns_that_leave_a_split_empty_are_refused_before_any_work(
 
 
 @pytest.mark.parametrize(("unit", "scale"), [("s", 1), ("ms", 1000)])
-def test_by_time_the_borders_are_exact(tmp_path: Path, unit: TimeUnit, scale: int) -> None:
+def test_by_time_the_boundaries_are_exact(tmp_path: Path, unit: TimeUnit, scale: int) -> None:
     hours = np.random.default_rng(0).permutation(100).tolist()
     split = SplitConfig(by="time", valid="10h", test="5h")
     dataset = prepare(timed(tmp_path, [hour * HOUR * scale for hour in hours], split, unit))
-    found = {name: sorted(time // HOUR // scale for time in column(dataset, name, TIME)) for name in dataset.splits}
-    assert found == {"train": list(range(85)), "valid": list(range(85, 95)), "test": list(range(95, 100))}
+    hours_by_split = {
+        name: sorted(time // HOUR // scale for time in column(dataset, name, TIME)) for name in dataset.splits
+    }
+    assert hours_by_split == {"train": list(range(85)), "valid": list(range(85, 95)), "test": list(range(95, 100))}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_by_time_the_borders_are_exact(tmp_path: Path, unit: TimeUnit, scale: in
         ({"by": "fraction", "valid": 0.4999999, "test": 0.5}, "training split 0"),
     ],
 )
-def test_a_split_that_comes_out_empty_is_refused(tmp_path: Path, split: dict[str, Any], message: str) -> None:
+def test_an_empty_split_is_refused(tmp_path: Path, split: dict[str, Any], message: str) -> None:
     with refuses(DataError, message):
         prepare(timed(tmp_path, [hour * HOUR for hour in range(50)], SplitConfig(**split)))
     assert not (tmp_path / "data").exists()

@@ -1,4 +1,4 @@
-"""Delimited logs: exact lines in errors, exact rows when skipping, and nothing but `DataError` from any bytes."""
+"""Test delimited logs: exact lines in errors, exact rows when skipping, and only `DataError` for any bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read(found: CsvSource) -> pl.DataFrame:
         (line().replace(b"a9", b"\xff", 1), "line 3 byte 29 0xff UTF-8"),
     ],
 )
-def test_a_bad_row_is_named_or_left_out(tmp_path: Path, bad: bytes, message: str) -> None:
+def test_a_bad_row_is_named_or_skipped(tmp_path: Path, bad: bytes, message: str) -> None:
     path = tmp_path / "log.tsv"
     path.write_bytes(b"\n".join([line(), line("0"), bad, line()]) + b"\n")
     with refuses(DataError, message):
@@ -106,10 +106,10 @@ def test_compressed_logs_resume_at_any_chunk(tmp_path: Path, ending: str) -> Non
     (tmp_path / "log.csv").write_bytes(LONG)
     path = tmp_path / f"log.csv.{ending}"
     path.write_bytes(PACKED[ending](LONG))
-    whole = read(avazu(tmp_path / "log.csv"))
+    frame = read(avazu(tmp_path / "log.csv"))
     chunks = list(avazu(path, block_bytes=3000).chunks(Path()))
     assert len(chunks) > 6
-    assert_frame_equal(pl.concat([chunk.frame for chunk in chunks]), whole)
+    assert_frame_equal(pl.concat([chunk.frame for chunk in chunks]), frame)
     assert chunks[-1].bytes_done == path.stat().st_size
     for start in range(1, len(chunks)):
         later = list(avazu(path, block_bytes=3000).chunks(Path(), ChunkShare(done=frozenset(range(start)))))
@@ -120,30 +120,33 @@ def test_compressed_logs_resume_at_any_chunk(tmp_path: Path, ending: str) -> Non
 
 @pytest.mark.parametrize("ending", PACKED)
 def test_a_stream_cut_anywhere_is_refused(tmp_path: Path, ending: str) -> None:
-    whole = PACKED[ending](LONG)
+    compressed = PACKED[ending](LONG)
     path = tmp_path / f"log.csv.{ending}"
-    for cut in [*range(1, 40), *range(40, len(whole), 97), len(whole) - 1]:
-        path.write_bytes(whole[:cut])
+    for cut in [*range(1, 40), *range(40, len(compressed), 97), len(compressed) - 1]:
+        path.write_bytes(compressed[:cut])
         with refuses(DataError, f"{path.name}"):
             read(avazu(path, "skip", block_bytes=3000))
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.sampled_from(sorted(PACKED)), st.floats(0, 1), st.integers(1, 255))
-def test_a_flipped_byte_in_a_compressed_log_is_rows_or_a_data_error(
+def test_a_flipped_byte_in_a_compressed_log_gives_rows_or_a_data_error(
     tmp_path_factory: pytest.TempPathFactory, ending: str, place: float, flip: int
 ) -> None:
     content = bytearray(PACKED[ending](LONG))
     content[int(place * (len(content) - 1))] ^= flip
     path = tmp_path_factory.mktemp("fuzz") / f"log.csv.{ending}"
     path.write_bytes(bytes(content))
-    # A flip in a header field that says nothing of the content is no damage; any other kind of error fails the test.
+    # A flip in a header field that does not affect the content is no damage. Any other kind of error fails the test.
     with contextlib.suppress(DataError):
         assert read(avazu(path, "skip", block_bytes=3000)).height <= 400
 
 
 def packed(content: bytes, codec: str, repeats: int = 1) -> bytes:
-    """`repeats` times the content, compressed piece by piece: the pieces of these formats may be concatenated."""
+    """Return the content repeated `repeats` times and compressed in pieces.
+
+    Pieces of these formats may be concatenated.
+    """
     return pa.compress(content, codec=codec, asbytes=True) * repeats if codec else content * repeats
 
 
@@ -155,12 +158,12 @@ def test_a_line_without_an_end_is_refused_before_it_is_read(
     path = tmp_path / f"log.tsv{ending}"
     size = 64 << 20
     path.write_bytes(packed(b"0" * size, codec, 64 if codec == "zstd" else 1) + (packed(end, codec) if end else b""))
-    held = 0
+    decompressed_bytes = 0
 
     def count(*arguments: Any) -> Iterator[bytes]:
-        nonlocal held
+        nonlocal decompressed_bytes
         for piece in decompressed(*arguments):
-            held += len(piece)
+            decompressed_bytes += len(piece)
             yield piece
 
     decompressed = text._decompressed
@@ -170,7 +173,7 @@ def test_a_line_without_an_end_is_refused_before_it_is_read(
         with refuses(DataError, "line 1 1,048,576 data.source.max_line_bytes"):
             use(CriteoSource(CriteoConfig(paths=(str(path),)), "error"))
     assert time.monotonic() - began < 10
-    assert held <= 2 * text.BLOCK_BYTES + (4 << 20)
+    assert decompressed_bytes <= 2 * text.BLOCK_BYTES + (4 << 20)
 
 
 def test_a_file_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
@@ -189,19 +192,19 @@ def test_a_file_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     size=st.integers(1, 40),
     ended=st.booleans(),
 )
-def test_blocks_of_a_file_are_those_of_the_same_bytes_compressed(
+def test_blocks_of_a_file_match_those_of_its_compressed_copy(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], size: int, ended: bool
 ) -> None:
     content = b"\n".join(lines) + (b"\n" if ended else b"x")
     folder = tmp_path_factory.mktemp("blocks")
     (folder / "log").write_bytes(content)
     (folder / "log.gz").write_bytes(gzip.compress(content))
-    found = []
+    blocks = []
     for name in ("log", "log.gz"):
         (file,) = expand((str(folder / name),))
         with contextlib.suppress(DataError):  # a quote that is not closed
-            found.append([(b.content, b.first_line, b.lines) for b in text.read_blocks(file, size, 1000, b'"')])
-    assert len(found) != 1
-    for one, other in zip(*[iter(found)] * 2, strict=False):
+            blocks.append([(b.content, b.first_line, b.lines) for b in text.read_blocks(file, size, 1000, b'"')])
+    assert len(blocks) != 1
+    for one, other in zip(*[iter(blocks)] * 2, strict=False):
         assert one == other
         assert b"".join(block for block, _, _ in one) == content + (b"" if ended else b"\n")

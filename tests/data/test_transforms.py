@@ -1,4 +1,4 @@
-"""Dense columns keep their digits: standardised in float64, whatever their size, spread and order."""
+"""Test that dense columns keep their digits: they are standardized in float64, for any size, spread and order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MINUTE = np.unique(np.random.default_rng(1).integers(1_506_826_800_000, 1_506_82
 
 
 def prepared(root: Path, columns: dict[str, object], transform: DenseTransform, split: SplitConfig) -> pl.DataFrame:
-    """The columns as batches have them, training and test samples one after another."""
+    """Return the columns of the batches, training samples before test samples."""
     frame = pl.DataFrame(columns)
     rows = len(frame)
     frame = frame.with_columns(label=pl.int_range(rows) % 2, c=pl.lit("c"), time=pl.int_range(rows))
@@ -48,27 +48,27 @@ def prepared(root: Path, columns: dict[str, object], transform: DenseTransform, 
 @pytest.mark.parametrize("transform", ["none", "log1p"])
 @pytest.mark.parametrize("times", [HOUR, MINUTE], ids=["seconds of an hour", "milliseconds of a minute"])
 def test_times_keep_their_values(tmp_path: Path, times: np.ndarray, transform: DenseTransform) -> None:
-    found = prepared(tmp_path, {"t": times}, transform, SplitConfig(valid=0.0, test=0.0))["t"].to_numpy()
-    assert len(np.unique(found)) == len(times)
-    # As exact integers; the logarithm is linear over so short a time.
+    values = prepared(tmp_path, {"t": times}, transform, SplitConfig(valid=0.0, test=0.0))["t"].to_numpy()
+    assert len(np.unique(values)) == len(times)
+    # Computed in exact integers; the logarithm is linear over such a short time.
     away = (times - times[0]).astype(np.float64)
-    np.testing.assert_allclose(found, (away - away.mean()) / away.std(), atol=2e-5)
-    assert found.dtype == np.float32
+    np.testing.assert_allclose(values, (away - away.mean()) / away.std(), atol=2e-5)
+    assert values.dtype == np.float32
 
 
-def test_what_is_large_after_standardising_is_finite(tmp_path: Path) -> None:
+def test_large_standardized_values_are_finite(tmp_path: Path) -> None:
     small = np.linspace(0, 1e-6, 400)
-    small[-1] = 1e37  # in the test split, behind a deviation of 3e-7
+    small[-1] = 1e37  # in the test split, with a deviation of 3e-7
     columns = {"small": small, "huge": np.where(np.arange(400) % 2, 1e37, -2.9e38)}
-    found = prepared(tmp_path, columns, "none", SplitConfig(by="time", valid="1s", test="1s"))
-    assert np.isfinite(found.to_numpy()).all()
-    assert found["small"][-1] == np.finfo(np.float32).max
-    assert abs(found["small"][:398].to_numpy().std() - 1) < 1e-5
-    assert found["huge"].n_unique() == 2
+    columns_by_name = prepared(tmp_path, columns, "none", SplitConfig(by="time", valid="1s", test="1s"))
+    assert np.isfinite(columns_by_name.to_numpy()).all()
+    assert columns_by_name["small"][-1] == np.finfo(np.float32).max
+    assert abs(columns_by_name["small"][:398].to_numpy().std() - 1) < 1e-5
+    assert columns_by_name["huge"].n_unique() == 2
 
 
-def exact(values: list[float]) -> tuple[float, float]:
-    """Mean and standard deviation by fractions."""
+def exact_moments(values: list[float]) -> tuple[float, float]:
+    """Return mean and standard deviation, computed with fractions."""
     numbers = [Fraction(value) for value in values]
     mean = sum(numbers) / len(numbers)
     return float(mean), math.sqrt(sum((number - mean) ** 2 for number in numbers) / len(numbers))
@@ -81,7 +81,7 @@ def exact(values: list[float]) -> tuple[float, float]:
     st.lists(st.integers(0, 40), max_size=5),
     st.randoms(),
 )
-def test_moments_of_parts_are_those_of_the_whole(
+def test_moments_of_parts_combine_to_the_moments_of_all(
     center: float, away: list[float], cuts: list[int], draws: object
 ) -> None:
     values = [center + value for value in away]
@@ -89,7 +89,7 @@ def test_moments_of_parts_are_those_of_the_whole(
     parts = [Moments.of(np.array([*values[a:b], math.nan])) for a, b in pairwise(edges)]
     draws.shuffle(parts)  # type: ignore[attr-defined]
     total = sum([*parts, Moments()], Moments())
-    mean, deviation = exact(values)
+    mean, deviation = exact_moments(values)
     ulp = np.spacing(abs(center) + 1e6)
     assert total.count == len(values)
     assert total.mean == pytest.approx(mean, abs=4 * ulp)

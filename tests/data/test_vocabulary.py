@@ -1,4 +1,6 @@
-"""Limits of vocabularies: what an override leaves out is that of all, and one of no vocabulary is refused."""
+"""Test limits of vocabularies: an override changes only the fields it names, and an override of no vocabulary is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def recipe(root: Path, **vocabulary: Any) -> Recipe:
     return Recipe.from_dict(content)
 
 
-def test_an_override_changes_what_it_names_alone(tmp_path: Path) -> None:
+def test_an_override_changes_only_the_named_fields(tmp_path: Path) -> None:
     made = recipe(tmp_path, min_count=5, tail_buckets=3, overrides={"C3": {"tail_buckets": 7}, "C1": {"max_rows": 2}})
     limits = made.data.vocabulary.limits
     assert limits("C3") == VocabularyLimits(min_count=5, tail_buckets=7)
@@ -54,7 +56,7 @@ def test_limits_out_of_range_name_their_field(name: str) -> None:
         VocabularyConfig(overrides={"C1": VocabularyOverride(**{name: -1})})
 
 
-def test_ids_of_64_bits_without_a_sign_share_a_vocabulary_with_others_as_text(tmp_path: Path) -> None:
+def test_unsigned_64_bit_ids_share_a_vocabulary_with_others_as_text(tmp_path: Path) -> None:
     signed, unsigned = [-1, 5, 7, -1] * 10, [2**64 - 1, 5, 2**63, 2**64 - 1] * 10
     columns = {"a": pl.Series(signed, dtype=pl.Int64), "b": pl.Series(unsigned, dtype=pl.UInt64)}
     schema = Schema(sparse=tuple(SparseFeature(name=name, vocabulary="ids") for name in "ab"))
@@ -72,30 +74,30 @@ def prepared(root: Path, items: list[object], **vocabulary: Any) -> Dataset:
 
 
 @pytest.mark.parametrize("items", [[*range(500)] * 2, [f"i{number}" for number in range(500)] * 2, [2**63 + 5] * 1000])
-def test_a_hash_gives_every_value_a_row_by_its_hash_alone(tmp_path: Path, items: list[object]) -> None:
-    made = prepared(tmp_path, items, kind="hash", buckets=64)
-    info = made.vocabularies["item"]
+def test_a_hash_vocabulary_computes_rows_from_the_hash_alone(tmp_path: Path, items: list[object]) -> None:
+    dataset = prepared(tmp_path, items, kind="hash", buckets=64)
+    info = dataset.vocabularies["item"]
     assert (info.rows, info.values, info.tail_buckets) == (64, 0, 64)
-    found = pl.concat([pl.from_arrow(made.read_row_group("train", 0, 0))])["item"].to_numpy()  # type: ignore[list-item]
+    actual = pl.concat([pl.from_arrow(dataset.read_row_group("train", 0, 0))])["item"].to_numpy()  # type: ignore[list-item]
     expected = (stable_hash(pl.Series(items)) % np.uint64(64)).astype(np.int64)
-    np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(made.access_counts("item"), np.bincount(expected, minlength=64))
-    # The same ids, whatever else is in the log.
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(dataset.access_counts("item"), np.bincount(expected, minlength=64))
+    # The ids do not depend on the rest of the log.
     again = prepared(tmp_path, [*items[:10], *items[:10][::-1]], kind="hash", buckets=64)
     ids = pl.concat([pl.from_arrow(again.read_row_group("train", 0, 0))])["item"].to_list()  # type: ignore[list-item]
     assert ids[:10] == expected[:10].tolist()
 
 
-def test_buckets_of_a_hash_without_lookups_cost_nothing(tmp_path: Path) -> None:
+def test_buckets_without_lookups_take_no_space(tmp_path: Path) -> None:
     base = prepared(tmp_path, [*range(500)] * 2, kind="hash", buckets=10**9)
-    made = prepared(tmp_path, [*range(250, 750)] * 2, kind="hash", buckets=10**9, base=str(base.path))
-    ids, counts = made.counted_ids("item")
+    dataset = prepared(tmp_path, [*range(250, 750)] * 2, kind="hash", buckets=10**9, base=str(base.path))
+    ids, counts = dataset.counted_ids("item")
     expected = np.unique(
         stable_hash(pl.Series([*range(500), *range(250, 750)] * 2)) % np.uint64(10**9), return_counts=True
     )
     np.testing.assert_array_equal(ids, expected[0])
     np.testing.assert_array_equal(counts, expected[1])
-    assert made.vocabularies["item"].bytes < 20_000
+    assert dataset.vocabularies["item"].bytes < 20_000
 
 
 def test_counts_of_a_hash_do_not_grow_with_the_values() -> None:
@@ -112,20 +114,20 @@ def test_counts_of_a_hash_do_not_grow_with_the_values() -> None:
     np.testing.assert_array_equal(Vocabulary.hashed(sums, pl.Int64(), 32).counts, expected)
 
 
-def test_a_hash_next_to_counted_ones_trains_and_scores(tmp_path: Path) -> None:
+def test_a_hash_vocabulary_next_to_counted_ones_trains_and_scores(tmp_path: Path) -> None:
     content = tiny(tmp_path, max_steps=4)
     content["data"]["vocabulary"] = {"overrides": {"C1": {"kind": "hash", "buckets": 50}}}
-    made = Recipe.from_dict(content)
-    dataset = prepare(made.data)
+    recipe = Recipe.from_dict(content)
+    dataset = prepare(recipe.data)
     assert dataset.table_rows()["C1"] == 50
     assert dataset.vocabularies["C2"].values > 0
-    Trainer(made, dataset).train()
-    with open_run(made.run) as trained:
+    Trainer(recipe, dataset).train()
+    with open_run(recipe.run) as trained:
         export(trained, tmp_path / "export")
     assert Scorer.open(tmp_path / "export").manifest.vocabularies["C1"].values == 0
 
 
-def test_access_counts_are_one_number_a_row_and_fall(tmp_path: Path) -> None:
+def test_access_counts_have_one_number_per_row_and_fall(tmp_path: Path) -> None:
     dataset = prepare(PrepareConfig(source=SyntheticConfig(samples=2000, scale=0.001), path=str(tmp_path / "d")))
     for name, info in dataset.vocabularies.items():
         counts = dataset.access_counts(name)

@@ -1,4 +1,4 @@
-"""A cluster that is not there, or a machine that cannot do the work, is one line."""
+"""Test that a missing cluster, or a machine that cannot run the work, gives a one-line error."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("", "expected auto or HOST:PORT"),
     ],
 )
-def test_a_cluster_that_is_not_there_is_one_line(
+def test_a_missing_cluster_is_a_one_line_error(
     recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, where: str, message: str
 ) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'stratarec[ray]'")
-    # Ray looks for the processes of any cluster on this machine, such as that of a test beside this one.
+    # Ray looks for the processes of any cluster on this machine, such as the cluster of a parallel test.
     monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
     assert main(["prepare", "-q", str(recipe), "--ray", where]) == 2
-    said = capfd.readouterr().err
-    assert said.count("\n") == 1
-    assert message in said
+    errors = capfd.readouterr().err
+    assert errors.count("\n") == 1
+    assert message in errors
     assert not (recipe.parent / "data").exists()
 
 
-def test_ray_that_is_not_installed_is_one_line(
+def test_missing_ray_is_a_one_line_error(
     recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["prepare", "-q", str(recipe), "--ray", "auto"]) == 2
-    said = capfd.readouterr().err
-    assert said.count("\n") == 1
-    assert not missing("stratarec[ray]", said)
+    errors = capfd.readouterr().err
+    assert errors.count("\n") == 1
+    assert not missing("stratarec[ray]", errors)
     assert main(["prepare", "-q", str(recipe)]) == 0
 
 
-def of_another_library(order: TaskRequirements) -> TaskRequirements:
+def other_versions(order: TaskRequirements) -> TaskRequirements:
     return replace(order, versions=(*order.versions[:-2], ("xxhash", "0.1"), order.versions[-1]))
 
 
 WRONG: dict[str, tuple[Callable[[TaskRequirements], TaskRequirements], str]] = {
-    "library": (of_another_library, "0.1"),
+    "library": (other_versions, "0.1"),
     "log": (lambda order: replace(order, logs=(("/nowhere/log.csv", 1, 1),)), "/nowhere/log.csv"),
     "other log": (lambda order: replace(order, logs=((__file__, 1, 1),)), "test_connecting.py"),
     "directory": (
@@ -78,7 +78,9 @@ WRONG: dict[str, tuple[Callable[[TaskRequirements], TaskRequirements], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_machine_that_cannot_do_the_work_is_named(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_cannot_run_the_work_is_named(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("stratarec.data.prepare.ray_executor._stage", lambda stage: stage)
     change, message = WRONG[what]
     order = TaskRequirements.of(tmp_path, grant(tmp_path), [__file__, "memory://x"])

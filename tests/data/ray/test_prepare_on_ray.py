@@ -1,4 +1,4 @@
-"""`prepare` on a cluster of two: the bytes of one machine, and what is left when a process of it dies."""
+"""Test `prepare` on a cluster of two machines: it writes the same bytes as one machine, also when a process dies."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PLANTED = ".shard-00000.parquet.0123456789abcdef.tmp"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dict[str, str]]:
-    """The environment of a process that is to find the cluster."""
-    with tempfile.TemporaryDirectory(prefix="sr-", dir="/tmp") as folder:  # paths of sockets are short
+    """Return the environment that lets a process find the cluster."""
+    with tempfile.TemporaryDirectory(prefix="sr-", dir="/tmp") as folder:  # paths of sockets must be short
         Path(folder, "ray").mkdir()
         environment = {**os.environ, "RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
         script = Path(__file__).with_name("two_machines.py")
@@ -87,7 +87,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def workers(holder: int) -> list[int]:
-    """Processes of the cluster that are at a piece of work."""
+    """Return the processes of the cluster that are running a piece."""
     parents = {int(entry.name): _stat(entry) for entry in Path("/proc").iterdir() if entry.name.isdecimal()}
     below = {holder}
     for _ in range(3):
@@ -104,13 +104,13 @@ def _stat(entry: Path) -> tuple[int, str]:
 
 
 def wait_for(pattern: str, folder: Path, run: subprocess.Popen[str]) -> None:
-    """Until there is such a file."""
+    """Wait until the file exists."""
     while not any(folder.glob(pattern)):
         assert run.poll() is None, run.communicate()
         time.sleep(0.002)
 
 
-def test_a_cluster_gives_the_bytes_of_one_machine_though_workers_die(
+def test_a_cluster_writes_the_bytes_of_one_machine_when_workers_die(
     tmp_path: Path, cluster: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = recipe(tmp_path, "csv")
@@ -123,11 +123,11 @@ def test_a_cluster_gives_the_bytes_of_one_machine_though_workers_die(
         for process in workers(int(cluster["TEST_HOLDER"]))[:1]:
             os.kill(process, signal.SIGKILL)
             killed += 1
-    # As of a worker that died while it wrote.
+    # The same as from a worker that died while writing.
     (tmp_path / "ray.preparing" / "output" / "train" / PLANTED).write_bytes(b"half")
-    said, errors = run.communicate(timeout=120)
+    output, errors = run.communicate(timeout=120)
     assert (run.returncode, errors) == (0, "")
-    assert said == expected.out.replace(str(tmp_path / "one"), str(tmp_path / "ray"))
+    assert output == expected.out.replace(str(tmp_path / "one"), str(tmp_path / "ray"))
     assert contents(tmp_path / "ray") == contents(tmp_path / "one")
     assert killed
     assert not (tmp_path / "ray.preparing").exists()

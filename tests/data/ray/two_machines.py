@@ -1,4 +1,4 @@
-"""A Ray cluster of two machines with a processor each, as Ray sees it, until standard input ends."""
+"""Start a Ray cluster of two machines with one processor each, as Ray sees it, until standard input closes."""
 
 from __future__ import annotations
 
