@@ -122,13 +122,13 @@ class CodecTests:
     def test_weights_come_back_within_the_bounds(self, width: int) -> None:
         codec, rows = self.codec(width), difficult_rows(width)
         records = encoded(codec, level_of(codec, rows), keys_of(len(rows)))
-        found = decoded(codec, records).weights.reshape(rows.shape)
+        result = decoded(codec, records).weights.reshape(rows.shape)
         if self.config.kind == "fp32":
-            assert found.tobytes() == rows.tobytes()
+            assert result.tobytes() == rows.tobytes()
             return
         share = 0.5 if self.config.rounding == "nearest" else 1.0
         slack = np.abs(rows).max(axis=1, keepdims=True) * 2.0**-20 if codec.layout.levels else 0.0
-        error = np.abs(found.astype(np.float64) - rows)
+        error = np.abs(result.astype(np.float64) - rows)
         assert (error <= share * weight_step(codec, rows, records) + slack).all()
 
     @pytest.mark.parametrize("width", WIDTHS)
@@ -160,7 +160,7 @@ class CodecTests:
     def test_constant_rows_keep_their_value(self, value: float) -> None:
         codec, count = self.codec(33), 4096
         rows = np.full((1, 33), value, dtype=np.float32)
-        found = decoded(codec, encoded(codec, level_of(codec, rows), keys_of(count))).weights.astype(np.float64)
+        result = decoded(codec, encoded(codec, level_of(codec, rows), keys_of(count))).weights.astype(np.float64)
         exact = float(rows[0, 0])
         if not codec.layout.levels:
             step = float(float_step(rows[:, 0], self.config.kind)[0])
@@ -173,9 +173,9 @@ class CodecTests:
             step = 0.0
         share = 0.5 if self.config.rounding == "nearest" else 1.0
         slack = abs(exact) * 2.0**-22 if step else 0.0
-        assert np.abs(found - exact).max() <= share * step + slack
+        assert np.abs(result - exact).max() <= share * step + slack
         if self.config.rounding == "stochastic":
-            assert abs(found.mean() - exact) <= 5 * step / 2 / np.sqrt(len(found)) + slack
+            assert abs(result.mean() - exact) <= 5 * step / 2 / np.sqrt(len(result)) + slack
 
     def test_bfloat16_state_has_no_bias(self) -> None:
         count, width = 8192, 16
@@ -312,8 +312,8 @@ class StochasticTests(CodecTests):
         for magnitude in (1.0, 3e-5):
             rows = (random.standard_normal((1, width)) * magnitude).astype(np.float32)
             records = encoded(codec, level_of(codec, rows), keys_of(count))
-            found = decoded(codec, records).weights.reshape(count, width)
-            error = (found.astype(np.float64) - rows) / weight_step(codec, rows, records[:1])
+            result = decoded(codec, records).weights.reshape(count, width)
+            error = (result.astype(np.float64) - rows) / weight_step(codec, rows, records[:1])
             # A two-valued error of step 1 has a standard deviation of at most 1 / 2.
             assert np.abs(error.mean(axis=0)).max() <= 5 / 2 / np.sqrt(count)
             assert abs(error.mean()) <= 5 / 2 / np.sqrt(count * width)

@@ -41,10 +41,10 @@ def pytest_configure() -> None:
 def pytest_collection() -> Iterator[None]:
     """Exclude modules and tests from garbage collection, because they exist until the end."""
     gc.disable()
-    found = yield
+    result = yield
     gc.freeze()
     gc.enable()
-    return found
+    return result
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -82,17 +82,17 @@ def small(config: Any) -> Any:
 
 def _shipped() -> dict[str, dict[str, Any]]:
     """Return small models and training settings of all shipped recipes, without duplicates."""
-    found = {}
+    results = {}
     for path in sorted((Path(stratarec.__file__).parent / "recipes").glob("*.yaml")):
         recipe = Recipe.load(path)
         model, train = small(recipe.model), recipe.train
         grouped = "session: " in path.read_text()
-        found[f"{model}, {train.clip_rows}, {train.embedding.rows}, {grouped}"] = {
+        results[f"{model}, {train.clip_rows}, {train.embedding.rows}, {grouped}"] = {
             "name": f"recipe {path.stem}", "kind": model.kind, "shipped": model, "grouped": grouped,
             "train": {name: getattr(train, name) for name in ("clip_norm", "clip_rows", "average", "dense")},
             "rows": train.embedding,
         }  # fmt: skip
-    return {case["name"]: case for case in found.values()}
+    return {case["name"]: case for case in results.values()}
 
 
 SHIPPED = _shipped()
@@ -133,18 +133,18 @@ def batch_of(case: dict[str, Any], step: int) -> Batch:
 
 def losses(case: dict[str, Any], device: str, steps: int, rows_on: str = "cpu") -> list[float]:
     """Return the loss of each step, and the mean of the scores after the last step."""
-    stages, found = stages_of(case, device, rows_on), []
+    stages, results = stages_of(case, device, rows_on), []
     with torch_settings(threads=1):
         for step in range(steps):
             lazy_device.WAITS.clear()
-            found.append(stages.train(step, batch_of(case, step)).loss)
+            results.append(stages.train(step, batch_of(case, step)).loss)
             if device != "cpu":
                 assert lazy_device.WAITS in ([], ["event"]), lazy_device.WAITS
         stages.model.eval()
         with torch.no_grad(), stages.average.shown():
-            found.append(float(stages.model(batch_of(case, 0)).mean().cpu()))
+            results.append(float(stages.model(batch_of(case, 0)).mean().cpu()))
     stages.model.embeddings.close()
-    return found
+    return results
 
 
 def compare(names: Sequence[str], steps: int) -> None:
@@ -194,9 +194,9 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 def find() -> None:
     """Print, as JSON, which schedules detect each fault; under "" is no fault."""
-    expected, found = losses(CASES["fm"], "cpu", 2), {}
+    expected, actual = losses(CASES["fm"], "cpu", 2), {}
     for name, patch in {"": {}, **FAULTS}.items():
-        found[name] = []
+        actual[name] = []
         for schedule in lazy_device.SCHEDULES:
             lazy_device.follow(schedule)
             accelerator._OPEN.clear()  # no buffers of before
@@ -205,10 +205,10 @@ def find() -> None:
                     same = losses(CASES["fm"], "lazy", 2) == expected
             except (AssertionError, StrataError, RuntimeError, TypeError):
                 same = False
-            found[name] += [] if same else [schedule]
+            actual[name] += [] if same else [schedule]
             for stream in lazy_device._STREAMS:
                 stream.drain()
-    print(json.dumps(found))
+    print(json.dumps(actual))
 
 
 def whole(root: str) -> None:
@@ -218,9 +218,9 @@ def whole(root: str) -> None:
     record(open_device("lazy"), {})
 
     def trained(name: str, device: str, at: int = 0, *, resume: bool = False) -> Recipe:
-        made = tiny(home, run=str(home / name), device=device, max_steps=9, eval_every=5, average={"decay": 0.9})
-        made["model"] = {"kind": "dcnv2", "embedding_dim": 4, "deep_mlp": [8], "dropout": 0.1, "batch_norm": True}
-        recipe = Recipe.from_dict(made)
+        config = tiny(home, run=str(home / name), device=device, max_steps=9, eval_every=5, average={"decay": 0.9})
+        config["model"] = {"kind": "dcnv2", "embedding_dim": 4, "deep_mlp": [8], "dropout": 0.1, "batch_norm": True}
+        recipe = Recipe.from_dict(config)
         trainer = Trainer(recipe, prepared(recipe.data))
         if at:
             interrupt(trainer, at)
@@ -285,9 +285,9 @@ def failures(root: str) -> None:
 
     def trained(name: str, device: str, *, resume: bool = False) -> None:
         cadence = {"every_steps": 2, "keep": 2}
-        made = tiny(home, run=str(home / name), device=device, max_steps=9, eval_every=5, checkpoint=cadence)
-        made["model"] = {"kind": "dcnv2", "embedding_dim": 4, "deep_mlp": [8]}
-        recipe = Recipe.from_dict(made)
+        config = tiny(home, run=str(home / name), device=device, max_steps=9, eval_every=5, checkpoint=cadence)
+        config["model"] = {"kind": "dcnv2", "embedding_dim": 4, "deep_mlp": [8]}
+        recipe = Recipe.from_dict(config)
         Trainer(recipe, prepared(recipe.data), Said()).train(resume=resume)
 
     name = "whole"
@@ -358,15 +358,15 @@ def small_memory(root: str) -> None:
 def verified() -> None:
     """Print, as JSON, what a doctor finds of the device, and finds of one that computes something else; plans of steps
     on it go by the figures."""
-    found, figures = [], dict[str, float]()
+    results, figures = [], dict[str, float]()
     for patch, most in (({}, None), ({"lazy_device.run": _damaged_run}, 1)):
         with damaged(patch):
             findings = list(islice(verify(open_device("lazy"), Sizes(2, 32, 1 << 16)), most))
-            found.append([each for each, _ in findings if each.change])
+            results.append([each for each, _ in findings if each.change])
             figures |= {name: figure for _, more in findings for name, figure in more.items()}
     record(open_device("lazy"), figures)
     assert device_rates("lazy").up_bytes == figures["up_bytes"]
-    print(json.dumps(found))
+    print(json.dumps(results))
 
 
 _RUN = lazy_device.run
@@ -374,8 +374,8 @@ _RUN = lazy_device.run
 
 def _damaged_run(func: Any, args: Any, options: dict[str, Any]) -> Any:
     """Sums at places lose a little."""
-    found = _RUN(func, args, options)
-    return found * 0.999 if func is torch.ops.aten.index_add.default else found
+    result = _RUN(func, args, options)
+    return result * 0.999 if func is torch.ops.aten.index_add.default else result
 
 
 def run(code: str, schedule: str = "random1", **options: Any) -> Any:

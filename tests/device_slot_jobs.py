@@ -33,12 +33,12 @@ warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
 
 def compare(numbers: tuple[int, ...]) -> None:
     """Print, as JSON, which results of workloads differ from those of slots in DRAM, and how many there are."""
-    found = []
+    actual = []
     for number in numbers:
         expected, results = (list(slot_memories.results(kind, **DEVICE_WORK[number])) for kind in ("plain", "device"))
         differing = [place for place, pair in enumerate(zip(expected, results, strict=True)) if pair[0] != pair[1]]
-        found.append((differing, len(results)))
-    print(json.dumps(found))
+        actual.append((differing, len(results)))
+    print(json.dumps(actual))
 
 
 def _memories(optimizer: RowOptimizerConfig, rows: int, width: int, seed: int = 0) -> tuple[CpuSlots, Any]:
@@ -64,15 +64,15 @@ def _group(widths: int, rows: tuple[int, ...], pooling: str) -> Any:
 
 def kernels() -> None:
     """Print, as JSON, the largest relative difference of single steps from the CPU's, by case, at odd sizes."""
-    found = {}
+    results = {}
     for place, (kind, width) in enumerate(product(OPTIMIZERS, (5, 48))):
         singles = place % 4 in (0, 3)  # each optimizer at both widths, and with bags and single ids
-        found[f"{kind}, {width}, {singles}"] = _step(OPTIMIZERS[kind], width, singles=singles, samples=7)
+        results[f"{kind}, {width}, {singles}"] = _step(OPTIMIZERS[kind], width, singles=singles, samples=7)
     # Tables of a few rows: more lookups of one row than are summed one after another.
-    found["long runs"] = _step(OPTIMIZERS["sgd"], 5, singles=True, samples=400)
-    found["long runs of bags"] = _step(OPTIMIZERS["adam"], 5, singles=False, samples=300)
-    found["nothing"] = _step(OPTIMIZERS["sgd"], 5, singles=False, samples=0)
-    print(json.dumps(found))
+    results["long runs"] = _step(OPTIMIZERS["sgd"], 5, singles=True, samples=400)
+    results["long runs of bags"] = _step(OPTIMIZERS["adam"], 5, singles=False, samples=300)
+    results["nothing"] = _step(OPTIMIZERS["sgd"], 5, singles=False, samples=0)
+    print(json.dumps(results))
 
 
 def _step(optimizer: RowOptimizerConfig, width: int, *, singles: bool, samples: int) -> float:
@@ -123,7 +123,7 @@ def _same_records(codec: RecordCodec, optimizer: RowOptimizerConfig, seed: int) 
     level = level_of(codec, rows)
     count, draws = len(rows), np.random.default_rng(seed)
     places, keys = draws.permutation(count + 3)[:count], draws.integers(0, 1 << 63, count, dtype=np.uint64) * 2
-    found = []
+    results = []
     for memory in _memories(optimizer, count, codec.width):
         memory.write(np.arange(count), level, np.arange(count))
         records = np.full((count + 3, codec.record_bytes), 0xA5, dtype=np.uint8)
@@ -133,8 +133,8 @@ def _same_records(codec: RecordCodec, optimizer: RowOptimizerConfig, seed: int) 
             memory.decode(codec, records, places, np.arange(count)[::-1].copy())
         decoded = memory.read(np.arange(count))
         # The CPU's kernels stop at a record that does not fit.
-        found.append((bad, records.tobytes() if bad < 0 else b"", *(part.tobytes() for part in decoded.parts)))
-    return bool(found[0] == found[1])
+        results.append((bad, records.tobytes() if bad < 0 else b"", *(part.tobytes() for part in decoded.parts)))
+    return bool(results[0] == results[1])
 
 
 def watched() -> None:

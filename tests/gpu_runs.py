@@ -42,7 +42,7 @@ def as_gpu(kind: str = "device") -> Iterator[None]:
     """Train rows as in the memory of an H100, in slots of a kind of `slot_memories`."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (build, trainer):
-            patch.setattr(module, "on_gpu", lambda recipe, device: recipe.memory.hbm != 0)
+            patch.setattr(module, "on_gpu", lambda make_recipe, device: make_recipe.memory.hbm != 0)
         patch.setattr(trainer, "check_rows_device", lambda *given: None)
         patch.setattr(build, "measured_rates", lambda device: card_rates("h100"))
         patch.setattr(build, "measure_tiers", lambda memory, *, rates, again: replace(TIERS, hbm=rates and HBM))
@@ -50,7 +50,7 @@ def as_gpu(kind: str = "device") -> Iterator[None]:
         yield
 
 
-def recipe(home: Path, name: str, **sections: Any) -> Recipe:
+def make_recipe(home: Path, name: str, **sections: Any) -> Recipe:
     content = tiny(home, run=str(home / name), batch_size=16, max_steps=STEPS, eval_every=2)
     content["data"]["source"]["samples"] = 3000
     content["data"]["split"] |= {"valid": 0.03, "test": 0.03}  # the interpreter takes its time
@@ -58,18 +58,18 @@ def recipe(home: Path, name: str, **sections: Any) -> Recipe:
     return Recipe.from_dict({**content, **sections})
 
 
-def tight(made: Recipe) -> Recipe:
-    return least_gpu_memory(made, prepared(made.data), CPU)
+def tight(recipe: Recipe) -> Recipe:
+    return least_gpu_memory(recipe, prepared(recipe.data), CPU)
 
 
-def trained(made: Recipe, at: int = 0, *, resume: bool = False) -> Path:
+def trained(recipe: Recipe, at: int = 0, *, resume: bool = False) -> Path:
     """Train a run, to step `at` or to its end; return its folder."""
-    run = Trainer(made, prepared(made.data))
+    run = Trainer(recipe, prepared(recipe.data))
     if at:
         interrupt(run, at)
     with suppress(Interrupted):
         run.train(resume=resume)
-    return Path(made.run)
+    return Path(recipe.run)
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -85,22 +85,22 @@ def assert_same(one: Path, other: Path) -> None:
 def either_device(root: str) -> None:
     """Train on the CPU, on the GPU, and on both in turns, with the same bits; open the runs on both."""
     home = Path(root)
-    expected = trained(recipe(home, "cpu"))
+    expected = trained(make_recipe(home, "cpu"))
     with as_gpu():
-        made = tight(recipe(home, "gpu", memory={"precision": "fp32"}))
+        made = tight(make_recipe(home, "gpu", memory={"precision": "fp32"}))
         plan = new_plan(made, prepared(made.data))
         assert plan is not None
         assert plan.level0 == "hbm"
         assert {placed.tier for placed in plan.tables} == {"level0", "dram"}
         assert_same(expected, trained(made))
         # All of its memory but what the network and a batch need.
-        whole = new_plan(recipe(home, "gpu"), prepared(made.data))
+        whole = new_plan(make_recipe(home, "gpu"), prepared(made.data))
         assert whole is not None
         assert whole.budgets["hbm"] > 70e9  # type: ignore[operator]
-    trained(recipe(home, "both"), 1)
+    trained(make_recipe(home, "both"), 1)
     with as_gpu():
         trained(replace(made, train=replace(made.train, run=str(home / "both"))), 2, resume=True)
-    assert_same(expected, trained(recipe(home, "both"), resume=True))
+    assert_same(expected, trained(make_recipe(home, "both"), resume=True))
     scores = []
     for name, kind in (("cpu", "plain"), ("gpu", "plain"), ("gpu", "device")):
         with as_gpu(kind), open_run(home / name) as opened:
@@ -129,7 +129,7 @@ def hot_and_rounded(root: str) -> None:
     memory, hot = {"precision": "int8"}, {"budget": "8KiB", "batches": "proportional"}
     for kind in ("plain", "device"):
         with as_gpu(kind):
-            made = tight(recipe(home, kind, memory=memory, hot=hot))
+            made = tight(make_recipe(home, kind, memory=memory, hot=hot))
             plan = new_plan(made, prepared(made.data))
             assert plan is not None
             assert any(placed.hot_rows and placed.codec.kind == "int8" for placed in plan.tables)

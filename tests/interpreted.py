@@ -134,8 +134,8 @@ def set_bit(bits: Any, row: int) -> None:
 
 @twin("lanes")
 def find_equal(array: Any, first: int, value: int) -> int:
-    found = np.flatnonzero(span(array, first, LANES) == value)
-    return int(found[0]) if len(found) else LANES
+    actual = np.flatnonzero(span(array, first, LANES) == value)
+    return int(actual[0]) if len(actual) else LANES
 
 
 @twin("lanes")
@@ -155,10 +155,10 @@ def _narrow(row: Any) -> Any:
 
 @twin("vector")
 def load(array: Any, element: int, width: int) -> Any:
-    found = span(array, element, width)
-    if found.dtype == np.uint16:
-        return (found.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return found.copy()
+    result = span(array, element, width)
+    if result.dtype == np.uint16:
+        return (result.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return result.copy()
 
 
 @twin("vector")
@@ -191,13 +191,13 @@ def multiply_add(one: Any, other: Any, sum: Any) -> Any:
 @twin("vector")
 def total(row: Any) -> Any:
     lanes = 16 if len(row) >= 16 else math.gcd(len(row), 16)
-    found = row[:lanes].copy()
+    result = row[:lanes].copy()
     for first in range(lanes, len(row), lanes):
         part = row[first : first + lanes]
-        found[: len(part)] += part
-    while len(found) > 1:
-        found = found[: len(found) // 2] + found[len(found) // 2 :]
-    return found[0]
+        result[: len(part)] += part
+    while len(result) > 1:
+        result = result[: len(result) // 2] + result[len(result) // 2 :]
+    return result[0]
 
 
 @twin("vector")

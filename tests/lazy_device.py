@@ -148,8 +148,8 @@ class Event:
 
 
 def current() -> Stream:
-    found: Stream = getattr(_LOCAL, "stream", _STREAMS[0])
-    return found
+    result: Stream = getattr(_LOCAL, "stream", _STREAMS[0])
+    return result
 
 
 class Chip:
@@ -213,12 +213,12 @@ class Lazy(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor, memory: Memory | None = None) -> Lazy:
-        found = torch.Tensor._make_wrapper_subclass(
+        result = torch.Tensor._make_wrapper_subclass(
             cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
             device=torch.device(NAME, 0),
         )  # fmt: skip
-        found.inner, found.memory = inner, memory or Memory(inner)
-        return found  # type: ignore[no-any-return]
+        result.inner, result.memory = inner, memory or Memory(inner)
+        return result  # type: ignore[no-any-return]
 
     def __init__(self, inner: Tensor, memory: Memory | None = None) -> None:
         pass
@@ -304,8 +304,8 @@ def run(func: Any, args: Any, options: dict[str, Any]) -> Any:
         return _changed(func, args, options)
     if any(each.alias_info is not None for each in schema.returns) or name in ("_unsafe_view", "detach", "alias"):
         memory = next(each.memory for each in tensors(args) if isinstance(each, Lazy))
-        found = func(*inner(args), **inner(options))
-        return tree_map(lambda each: Lazy(each, memory) if isinstance(each, Tensor) else each, found)
+        result = func(*inner(args), **inner(options))
+        return tree_map(lambda each: Lazy(each, memory) if isinstance(each, Tensor) else each, result)
     return _made(func, args, options)
 
 
@@ -345,14 +345,14 @@ def _changed(func: Any, args: Any, options: dict[str, Any]) -> Any:
     """An operation that writes what it is given."""
     schema, given, given_options = func._schema, inner(args), inner(options)
     current().put(lambda: func(*given, **given_options))
-    found = []
+    actual = []
     for each in schema.returns:
         for place, argument in enumerate(schema.arguments):
             mine, theirs = each.alias_info, argument.alias_info
             if mine is not None and theirs is not None and mine.before_set == theirs.before_set:
-                found.append(args[place] if place < len(args) else options[argument.name])
+                actual.append(args[place] if place < len(args) else options[argument.name])
                 break
-    return None if not found else found[0] if len(found) == 1 else tuple(found)
+    return None if not actual else actual[0] if len(actual) == 1 else tuple(actual)
 
 
 def _converted(source: Tensor, options: dict[str, Any]) -> Tensor:
@@ -409,10 +409,10 @@ class Driver(accelerator.Driver):
         return current()
 
     def pinned(self, size: int) -> Tensor:
-        found = torch.empty(size, dtype=torch.uint8)
-        _PINNED[found.data_ptr()] = found.data_ptr() + size
-        _KEPT.append(found)
-        return found
+        result = torch.empty(size, dtype=torch.uint8)
+        _PINNED[result.data_ptr()] = result.data_ptr() + size
+        _KEPT.append(result)
+        return result
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
         assert isinstance(tensor, Lazy)

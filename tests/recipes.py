@@ -140,9 +140,9 @@ def _prepared(kind: str, name: str, config: PrepareConfig) -> Path:
 
 @cache
 def _folder() -> Path:
-    found = Path(tempfile.mkdtemp(prefix="stratarec-tests-"))
-    atexit.register(shutil.rmtree, found, ignore_errors=True)
-    return found
+    result = Path(tempfile.mkdtemp(prefix="stratarec-tests-"))
+    atexit.register(shutil.rmtree, result, ignore_errors=True)
+    return result
 
 
 def last(target: Path) -> Path:
@@ -162,7 +162,7 @@ def assert_same_model(one: Path, other: Path) -> None:
 
 def table_values(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Weights and state of every row of a checkpoint; NaN for rows that were never written."""
-    found = {}
+    results = {}
     for manifest in checkpoint.read_state(path)["tables"]["groups"]:
         total = sum(rows for _, rows, *_ in manifest["tables"])
         for rows, found_rows in saved_rows(path / "tables" / manifest["name"], manifest):
@@ -171,16 +171,16 @@ def table_values(path: Path) -> dict[str, np.ndarray[Any, Any]]:
                 if len(values):
                     name = f"{manifest['name']}.{part}"
                     share = len(values) // len(rows)
-                    target = found.setdefault(name, np.full((total, share), np.nan, np.float32))
+                    target = results.setdefault(name, np.full((total, share), np.nan, np.float32))
                     target[rows] = values.reshape(-1, share)
-    return found
+    return results
 
 
 def train(
-    made: Recipe, *, resume: bool = False, plan: Plan | None = None, progress: Progress | None = None
+    recipe: Recipe, *, resume: bool = False, plan: Plan | None = None, progress: Progress | None = None
 ) -> Trainer:  # fmt: skip
     """Train a recipe on its data set, to the end."""
-    trainer = Trainer(made, Dataset.open(made.data.path), progress, plan=plan)
+    trainer = Trainer(recipe, Dataset.open(recipe.data.path), progress, plan=plan)
     trainer.train(resume=resume)
     return trainer
 

@@ -207,8 +207,8 @@ def results(
             module.engine, source, lambda item, stop: item[1], depth=depth, pause_after=lambda place: place in pauses
         ) as batches:
             for (step, features), prepared in batches:
-                found = module(prepared)
-                parts = (found.pooled, found.sequences["history"].values)
+                result = module(prepared)
+                parts = (result.pooled, result.sequences["history"].values)
                 (sum(part.square().sum() for part in parts)).backward()
                 if clipped:
                     yield str(module.engine.gradient_norm()).encode()
@@ -281,10 +281,10 @@ def compare(workloads: int) -> None:
 
 def find(names: tuple[str, ...]) -> None:
     """Print, as JSON, which of the methods show in some workload's bits where they do not wait."""
-    expected, found = cache(lambda number: work("plain", **WORK[number])), []
+    expected, actual = cache(lambda number: work("plain", **WORK[number])), []
     for name in names:
         Late.careless = name
         if any(work("late", **each) != expected(number) for number, each in enumerate(WORK)):
-            found.append(name)
+            actual.append(name)
         Late.queue.clear()
-    print(json.dumps(found))
+    print(json.dumps(actual))

@@ -41,10 +41,10 @@ def read_all(store: RecordStore) -> tuple[NDArray[np.bool_], Records]:
     return store.read(np.arange(store.rows), out), out
 
 
-def assert_same_contents(store: RecordStore, found: NDArray[np.bool_], records: Records) -> None:
+def assert_same_contents(store: RecordStore, written: NDArray[np.bool_], records: Records) -> None:
     """Fail unless `store` has exactly the content that `read_all` returned."""
     now_found, now_records = read_all(store)
-    np.testing.assert_array_equal(now_found, found)
+    np.testing.assert_array_equal(now_found, written)
     np.testing.assert_array_equal(now_records, records)
 
 
@@ -187,8 +187,8 @@ class RecordStoreTests:
         assert store.kind in ("dram", "mapped", "log")
 
     def test_rows_never_written_do_not_exist(self, store: RecordStore) -> None:
-        found, records = read_all(store)
-        assert not found.any()
+        written, records = read_all(store)
+        assert not written.any()
         assert (records == POISON).all()
         assert not store.written(np.arange(self.rows)).any()
 
@@ -197,11 +197,11 @@ class RecordStoreTests:
         self.fill(store, rows, seed=1)
         asked = np.array([17, 3, 0, 5, 998, 999])
         out = np.full((6, self.record_bytes), POISON, np.uint8)
-        found = store.read(asked, out)
-        np.testing.assert_array_equal(found, [True, False, True, True, False, True])
-        np.testing.assert_array_equal(out[found], random_records(asked[found], self.record_bytes, 1))
-        assert (out[~found] == POISON).all()
-        np.testing.assert_array_equal(store.written(asked), found)
+        result = store.read(asked, out)
+        np.testing.assert_array_equal(result, [True, False, True, True, False, True])
+        np.testing.assert_array_equal(out[result], random_records(asked[result], self.record_bytes, 1))
+        assert (out[~result] == POISON).all()
+        np.testing.assert_array_equal(store.written(asked), result)
 
     def test_the_last_write_of_a_row_wins(self, store: RecordStore) -> None:
         everything = np.arange(self.rows)
@@ -242,13 +242,13 @@ class RecordStoreTests:
         before = store.checkpoint(new_directory(tmp_path / "a"), None)
         store.array[rows] = random_records(rows, self.record_bytes, 9)
         store.mark_written(rows)
-        found, records = read_all(store)
-        assert np.flatnonzero(found).tolist() == rows.tolist()
+        written, records = read_all(store)
+        assert np.flatnonzero(written).tolist() == rows.tolist()
         manifest = store.checkpoint(new_directory(tmp_path / "b"), tmp_path / "a")
         store.restore(tmp_path / "a", before)
         assert not read_all(store)[0].any()
         store.restore(tmp_path / "b", manifest)
-        assert_same_contents(store, found, records)
+        assert_same_contents(store, written, records)
 
     def test_counts_the_memory_that_it_occupies(self, store: RecordStore) -> None:
         empty = store.memory()
@@ -401,13 +401,13 @@ class RecordStoreMachine(RuleBasedStateMachine):
 
     def _compare(self, rows: Rows) -> None:
         out = np.full((len(rows), self.record_bytes), POISON, np.uint8)
-        found = self.store.read(rows, out)
-        assert found.tolist() == [int(row) in self.contents for row in rows]
-        assert (self.store.written(rows) == found).all()
-        for row, there, record in zip(rows, found, out, strict=True):
+        actual = self.store.read(rows, out)
+        assert actual.tolist() == [int(row) in self.contents for row in rows]
+        assert (self.store.written(rows) == actual).all()
+        for row, there, record in zip(rows, actual, out, strict=True):
             seed = self.contents.get(int(row))
-            want = random_records(np.array([row]), self.record_bytes, seed)[0] if seed is not None else POISON
-            assert (record == want).all(), f"row {row}, written: {there}"
+            expected = random_records(np.array([row]), self.record_bytes, seed)[0] if seed is not None else POISON
+            assert (record == expected).all(), f"row {row}, written: {there}"
 
     @rule()
     def flush(self) -> None:

@@ -90,14 +90,14 @@ def imports(tree: ast.AST) -> set[str]:
 
 
 def calls(tree: ast.AST, name: str) -> bool:
-    found = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return any(isinstance(each, ast.Name) and each.id == name for each in found)
+    result = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(isinstance(each, ast.Name) and each.id == name for each in result)
 
 
 def test_text_goes_to_a_terminal_in_a_few_places_that_show_what_would_act_on_it() -> None:
     """Values of logs and names in foreign files must be escaped before they are printed."""
-    found = {name: {module_name(path) for path, tree in TREES.items() if calls(tree, name)} for name in PRINTING}
-    assert found == PRINTING
+    results = {name: {module_name(path) for path, tree in TREES.items() if calls(tree, name)} for name in PRINTING}
+    assert results == PRINTING
 
 
 PRINTING = {

@@ -70,16 +70,16 @@ def runs(logs: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def ran(code: str, folder: Path, before: str = f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\n") -> str:
-    found = forked.python(before + code, cwd=folder)
-    assert found.returncode == 0, found.stderr[-2000:]
-    return found.stdout
+    result = forked.python(before + code, cwd=folder)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout
 
 
 def command(line: str, folder: Path) -> None:
     name, *arguments = shlex.split(line, comments=True)
     assert name == "stratarec", f"{line}: tests run stratarec alone; write other commands as console"
-    found = forked.run(arguments, cwd=folder)
-    assert found.returncode == 0, f"{line}\n{found.stderr[-2000:]}"
+    result = forked.run(arguments, cwd=folder)
+    assert result.returncode == 0, f"{line}\n{result.stderr[-2000:]}"
     if arguments[0] == "init":
         shorten(folder / "clicks.yaml")
 
@@ -215,8 +215,8 @@ def test_the_documentation_is_built_without_a_warning(tmp_path: Path) -> None:
         str(tmp_path / "docs"),
         str(tmp_path / "site"),
     ]
-    found = forked.python(f"import sys\nfrom sphinx.cmd.build import main\nsys.exit(main({options!r}))")
-    assert found.returncode == 0, found.stderr[-3000:]
+    result = forked.python(f"import sys\nfrom sphinx.cmd.build import main\nsys.exit(main({options!r}))")
+    assert result.returncode == 0, result.stderr[-3000:]
     site = tmp_path / "site"
     assert (site / "searchindex.js").stat().st_size > 10_000
     for page in site.rglob("*.html"):

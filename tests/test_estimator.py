@@ -46,12 +46,12 @@ def fitted(frame: pl.DataFrame) -> ClickModel:
 
 def test_it_learns_and_reports_figures_of_scikit_learn(fitted: ClickModel, frame: pl.DataFrame) -> None:
     test = frame[2700:]
-    scores, found = fitted.predict_proba(test), fitted.evaluate(test)
+    scores, result = fitted.predict_proba(test), fitted.evaluate(test)
     assert scores.shape == (300, 2)
     np.testing.assert_allclose(scores.sum(axis=1), 1)
-    assert found["auc"] == pytest.approx(roc_auc_score(test["click"], scores[:, 1]))
-    assert found["log_loss"] == pytest.approx(log_loss(test["click"], scores[:, 1]))
-    assert found["auc"] > 0.7
+    assert result["auc"] == pytest.approx(roc_auc_score(test["click"], scores[:, 1]))
+    assert result["log_loss"] == pytest.approx(log_loss(test["click"], scores[:, 1]))
+    assert result["auc"] > 0.7
     assert fitted.score(test) == np.mean(fitted.predict(test) == test["click"].to_numpy())
 
 

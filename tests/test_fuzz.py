@@ -33,9 +33,9 @@ SEED = int(os.environ.get("STRATAREC_FUZZ_SEED", "11"))
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("fuzz")
-    make(found)
-    return found
+    result = tmp_path_factory.mktemp("fuzz")
+    make(result)
+    return result
 
 
 FILES = {

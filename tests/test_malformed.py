@@ -148,15 +148,15 @@ def refused(place: Path, capsys: pytest.CaptureFixture[str], *arguments: str) ->
     """The error of `prepare`; what is left behind is no data set, and everything else is as it was."""
     before = tree(place)
     assert main(["prepare", "-q", *arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("stratarec: ")
-    assert said.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("stratarec: ")
+    assert output.err.count("\n") == 1
     after = tree(place)
     # Where reading had begun, work that a corrected log cannot use lies in a directory of its own.
     assert {name: after[name] for name in after if not name.startswith("data")} == before
     assert not (place / "data" / "own").exists()
-    return said.err
+    return output.err
 
 
 @pytest.mark.parametrize(("content", "message"), [each[1:] for each in LOGS], ids=[each[0] for each in LOGS])

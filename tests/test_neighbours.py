@@ -21,7 +21,7 @@ import forked
 import polars as pl
 import pytest
 import yaml
-from fuzzing.artefacts import make_log, recipe
+from fuzzing.artefacts import make_log, make_recipe
 
 from errors import check_refusal
 from stratarec.cli import main
@@ -71,7 +71,7 @@ class Place:
         log = pl.read_parquet(make_log(root))
         log.with_columns(pl.col("time") + log.height).write_parquet(root / "later.parquet")
         self.work.mkdir()
-        content = recipe(root, self.work / "run", steps=8).to_dict()
+        content = make_recipe(root, self.work / "run", steps=8).to_dict()
         content["data"]["path"] = str(self.work / "data")
         (root / "a.yaml").write_text(yaml.safe_dump(content))
         self.fingerprints = [self.do(command).fingerprint() for command in ("prepare other values", "prepare")]

@@ -81,7 +81,7 @@ class Tags(HTMLParser):
 
 def test_strange_names_from_log_to_scores(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plain = tuple(f"n{place}" for place in range(len(NAMES)))
-    found, pages = {}, []
+    results, pages = {}, []
     for kind, names in (("odd", NAMES), ("plain", plain)):
         root = write(tmp_path / kind, names)
         for command in (
@@ -92,7 +92,7 @@ def test_strange_names_from_log_to_scores(tmp_path: Path, capfd: pytest.CaptureF
             assert main(command) == 0, (kind, command)
         pages += [root / "run" / "report.html", root / "plan.html", root / "data-profile.html"]
         scores = pl.read_parquet(root / "run" / "predictions-test.parquet")
-        found[kind] = scores.drop("file", "score").rows()
+        results[kind] = scores.drop("file", "score").rows()
         # The exported model finds the same values by the same names in the log itself.
         rows = with_history(pl.read_parquet(root / "log.parquet"), names)[scores["row"].to_numpy() - 1]
         again = Scorer.open(root / "run" / "export").score({name: rows[name] for name in rows.columns})
@@ -103,7 +103,7 @@ def test_strange_names_from_log_to_scores(tmp_path: Path, capfd: pytest.CaptureF
     assert "[/x]" in output.out
     assert r"pa\u202eth" in output.out
     # Initial weights differ by name, the samples do not.
-    assert found["odd"] == found["plain"]
+    assert results["odd"] == results["plain"]
     tags = {}
     for page in pages:
         parser = Tags()
@@ -151,10 +151,10 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, capfd: pyt
         ["evaluate", str(folder)],
     ):
         assert code_of(arguments) == 2
-        found = capfd.readouterr()
-        assert found.err.startswith("stratarec: ")
-        assert found.err.count("\n") == 1
-        assert not CONTROL.search(found.err), arguments
+        result = capfd.readouterr()
+        assert result.err.startswith("stratarec: ")
+        assert result.err.count("\n") == 1
+        assert not CONTROL.search(result.err), arguments
 
 
 def test_a_warning_is_a_line_without_control_characters(tmp_path: Path) -> None:

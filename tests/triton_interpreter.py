@@ -52,14 +52,14 @@ class Accesses:
         places = np.argsort(address, kind="stable")
         address, size, program, order = address[places], size[places], program[places], order[places]
         overlaps = (address[:-1] + size[:-1] > address[1:]) & (program[:-1] != program[1:])
-        found = ["two programs write one address"] if overlaps.any() else []
+        result = ["two programs write one address"] if overlaps.any() else []
         if self.loads:
             read, _, reader, when = _joined(self.loads)
             at = np.clip(np.searchsorted(address, read, side="right") - 1, 0, None)
             hits = (address[at] <= read) & (read < address[at] + size[at])
             if (hits & ((reader != program[at]) | (when > order[at]))).any():
-                found.append("a program reads what the launch wrote")
-        return found
+                result.append("a program reads what the launch wrote")
+        return result
 
 
 def _joined(accesses: list[_Access]) -> tuple[NDArray[Any], ...]:

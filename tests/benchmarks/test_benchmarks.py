@@ -66,9 +66,9 @@ def test_a_run_is_trained_once_and_compared_with_what_was_published(
 
 def test_every_model_is_one_that_a_recipe_takes(logs: Path) -> None:
     for name in quality.PUBLISHED:
-        made = quality.recipe(name, 1, quality.Setting(precision="bf16", epochs=3))
-        assert made.model.kind == name
-        assert made.train.embedding.weight_decay == quality.PUBLISHED[name].decay
+        config = quality.recipe(name, 1, quality.Setting(precision="bf16", epochs=3))
+        assert config.model.kind == name
+        assert config.train.embedding.weight_decay == quality.PUBLISHED[name].decay
 
 
 FILES = {

@@ -139,9 +139,9 @@ def test_a_mistake_is_one_line_exit_code_2_and_nothing_lost(
         code = main(arguments)
     except SystemExit as leaving:  # argparse's way
         code = int(str(leaving.code))
-    found = capsys.readouterr()
-    assert (code, found.out) == (2, "")
-    check_refusal(message, found.err)
+    result = capsys.readouterr()
+    assert (code, result.out) == (2, "")
+    check_refusal(message, result.err)
     assert tree(place) == before
 
 
@@ -150,15 +150,15 @@ def test_for_machines_every_line_is_json(
 ) -> None:
     monkeypatch.chdir(place)
     assert main(["evaluate", "--json", "runs/tiny"]) == 0
-    found = capsys.readouterr()
-    assert 0 < json.loads(found.out)["test"]["auc"] < 1
-    events = [json.loads(line) for line in found.err.splitlines()]
+    result = capsys.readouterr()
+    assert 0 < json.loads(result.out)["test"]["auc"] < 1
+    events = [json.loads(line) for line in result.err.splitlines()]
     assert [events[0]["event"], events[-1]["event"]] == ["start", "end"]
     assert events[-1]["done"] == events[0]["total"] == 541
     assert main(["evaluate", "--json", "nowhere"]) == 2
-    found = capsys.readouterr()
-    error = json.loads(found.err)
-    assert (error["event"], error["exit_code"], found.out) == ("error", 2, "")
+    result = capsys.readouterr()
+    error = json.loads(result.err)
+    assert (error["event"], error["exit_code"], result.out) == ("error", 2, "")
     assert error["text"].startswith("nowhere is not a run")
 
 
@@ -168,9 +168,9 @@ def test_a_run_writes_its_curves_as_json(
     monkeypatch.chdir(place)
     fields = ["train.log_every=2", "train.report=false", f"train.run={tmp_path / 'run'}"]
     assert main(["train", "--json", "r.yaml", *fields]) == 0
-    found = capsys.readouterr()
-    assert json.loads(found.out)["steps"] == 8
-    events = [json.loads(line) for line in found.err.splitlines()]
+    result = capsys.readouterr()
+    assert json.loads(result.out)["steps"] == 8
+    events = [json.loads(line) for line in result.err.splitlines()]
     points = [each["step"] for each in events if "train/loss" in each.get("values", {})]
     assert points == [2, 4, 6, 8]
     assert any("valid/auc" in each.get("values", {}) for each in events)
@@ -208,16 +208,16 @@ def test_a_defect_is_one_line_that_names_the_file_of_its_traceback(tmp_path: Pat
     done = broken(environment={"TMPDIR": str(tmp_path)})
     assert done.returncode == 70
     assert done.stderr.count("\n") == 1
-    found = re.fullmatch(r"stratarec: .*KeyError: 'a key that\\nnobody expected'.* (/\S+\.txt)\W*\n", done.stderr)
-    assert found is not None
-    text = Path(found[1]).read_text()
-    assert Path(found[1]).parent == tmp_path
-    assert Path(found[1]).stat().st_mode & 0o077 == 0
+    result = re.fullmatch(r"stratarec: .*KeyError: 'a key that\\nnobody expected'.* (/\S+\.txt)\W*\n", done.stderr)
+    assert result is not None
+    text = Path(result[1]).read_text()
+    assert Path(result[1]).parent == tmp_path
+    assert Path(result[1]).stat().st_mode & 0o077 == 0
     assert "Traceback (most recent call last)" in text
     assert 'raise KeyError("a key that' in text or "in broken" in text
     assert not missing("prepare r.yaml", text)
     again = broken(environment={"TMPDIR": str(tmp_path)})
-    assert found[1] not in again.stderr
+    assert result[1] not in again.stderr
     assert len(list(tmp_path.glob("stratarec-error-*.txt"))) == 2
 
 

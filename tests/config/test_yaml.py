@@ -107,19 +107,19 @@ def test_numbers_of_many_digits_are_one_line(
 ) -> None:
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path)))
     code = main(["prepare", "-q", str(tmp_path / "r.yaml"), f"{field}={number}"])
-    found = capsys.readouterr().err
+    result = capsys.readouterr().err
     if (field, number[-2:]) == ("train.dense.learning_rate", ".5"):
         return  # a rate like any other
-    assert (code, found.count("\n")) == (2, 1)
-    assert len(found) < 1_000
+    assert (code, result.count("\n")) == (2, 1)
+    assert len(result) < 1_000
     content = tiny(tmp_path)
     place = content["data"] if field.startswith("data.") else content["train"]
     place["X" if "dense" in field else field.split(".")[-1]] = "NUMBER"
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(content).replace("NUMBER", number).replace("X:", "dense:"))
     assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 2
-    found = capsys.readouterr().err
-    assert found.count("\n") == 1
-    assert len(found) < 1_000
+    result = capsys.readouterr().err
+    assert result.count("\n") == 1
+    assert len(result) < 1_000
 
 
 @pytest.mark.parametrize(

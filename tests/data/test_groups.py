@@ -74,9 +74,9 @@ def write_log(path: Path, sessions: int = 80, longest: int = 20, seed: int = 0) 
     return frame
 
 
-def config(root: Path, name: str, made: Schema, **changes: Any) -> PrepareConfig:
+def config(root: Path, name: str, schema: Schema, **changes: Any) -> PrepareConfig:
     usual = {"split": SplitConfig(), "vocabulary": VocabularyConfig(tail_buckets=2), "shard_samples": 300}
-    return log_config(root, made, path=str(root / name), **{**usual, **changes})
+    return log_config(root, schema, path=str(root / name), **{**usual, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -208,11 +208,11 @@ def test_the_formula_matches_the_measurement_on_synthetic_sessions() -> None:
     stays = draws.random(len(session)) < 0.9
     value = np.cumsum(~stays | (np.diff(session, prepend=-1) != 0))
     frame = pl.DataFrame({"session": session, "x": value, "y": draws.integers(0, 10**9, len(session))})
-    made = Schema(sparse=(SparseFeature(name="x"), SparseFeature(name="y")), session="session")
+    pair_schema = Schema(sparse=(SparseFeature(name="x"), SparseFeature(name="y")), session="session")
     frame = frame.with_columns(
         pl.lit(0).alias("label"), pl.int_range(pl.len()).alias(ROW), pl.lit(0, pl.Int8).alias(SPLIT)
     )
-    repeats = Partition(frame, made).repeats()
+    repeats = Partition(frame, pair_schema).repeats()
     assert repeats.samples_per_session == pytest.approx(sizes.mean())
     assert repeats.stays("x") == pytest.approx(0.9, abs=0.005)
     assert repeats.factor("x") == pytest.approx(len(frame) / frame["x"].n_unique(), rel=1e-6)

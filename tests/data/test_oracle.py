@@ -291,12 +291,12 @@ def test_any_log_gives_the_samples_of_the_oracle(tmp_path_factory: pytest.TempPa
                 known = [value for value, _ in ranked[feature.vocabulary]]
                 values = [as_stored(case, features, value) for value in bag(case, feature, place)]
                 assert len(ids) == len(values)
-                for found, value in zip(ids, values, strict=True):
+                for actual, value in zip(ids, values, strict=True):
                     if value in known:
-                        assert found == case.limits.tail_buckets + known.index(value)
+                        assert actual == case.limits.tail_buckets + known.index(value)
                     else:
-                        assert 0 <= found < case.limits.tail_buckets
-                        assert shared.setdefault((feature.vocabulary, value), found) == found
+                        assert 0 <= actual < case.limits.tail_buckets
+                        assert shared.setdefault((feature.vocabulary, value), actual) == actual
             users.setdefault(user, set()).add(row.get(case.schema.user, row.get(case.schema.session)))
         shuffled = LoaderConfig(batch_size=case.batch_size, shuffle_row_groups=case.window, seed=case.seed)
         again = [sample for batch in Loader(dataset, split, shuffled).epoch(1) for sample in expanded(batch, keys)]

@@ -35,8 +35,8 @@ def source(path: Path, on_bad_row: OnBadRow = "error", block_bytes: int = 1 << 2
     return CriteoSource(CriteoConfig(paths=(str(path),)), on_bad_row, block_bytes)
 
 
-def read(found: CsvSource) -> pl.DataFrame:
-    return pl.concat([chunk.frame for chunk in found.chunks(Path())])
+def read(source: CsvSource) -> pl.DataFrame:
+    return pl.concat([chunk.frame for chunk in source.chunks(Path())])
 
 
 @pytest.mark.parametrize(

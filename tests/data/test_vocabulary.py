@@ -30,20 +30,22 @@ from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 
-def recipe(root: Path, **vocabulary: Any) -> Recipe:
+def make_recipe(root: Path, **vocabulary: Any) -> Recipe:
     content = tiny(root)
     content["data"]["vocabulary"] = vocabulary
     return Recipe.from_dict(content)
 
 
 def test_an_override_changes_only_the_named_fields(tmp_path: Path) -> None:
-    made = recipe(tmp_path, min_count=5, tail_buckets=3, overrides={"C3": {"tail_buckets": 7}, "C1": {"max_rows": 2}})
-    limits = made.data.vocabulary.limits
+    recipe = make_recipe(
+        tmp_path, min_count=5, tail_buckets=3, overrides={"C3": {"tail_buckets": 7}, "C1": {"max_rows": 2}}
+    )
+    limits = recipe.data.vocabulary.limits
     assert limits("C3") == VocabularyLimits(min_count=5, tail_buckets=7)
     assert limits("C1") == VocabularyLimits(min_count=5, tail_buckets=3, max_rows=2)
     assert limits("C2") == VocabularyLimits(min_count=5, tail_buckets=3)
-    assert Recipe.from_dict(made.to_dict()) == made
-    infos = prepare(made.data).vocabularies
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    infos = prepare(recipe.data).vocabularies
     assert {name: infos[name].tail_buckets for name in ("C1", "C2", "C3")} == {"C1": 3, "C2": 3, "C3": 7}
     assert infos["C1"].values == 2
 

@@ -10,5 +10,5 @@ from distributed.ranks import Ranks, running
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
-    with running() as found:
-        yield found
+    with running() as running_ranks:
+        yield running_ranks

@@ -84,8 +84,8 @@ def test_float32_homes_match_resident_tables_bit_for_bit(
     ranks: Ranks, home: str, layout: str, optimizer: str, tmp_path: Path
 ) -> None:
     without = Setup(layout, optimizer=optimizer, steps=16)
-    want = join_ranks(ranks.run(2, train_sharded, without, tmp_path))
-    compare(join_ranks(ranks.run(2, train_sharded, replace(without, home=home), tmp_path)), want, 0)
+    expected = join_ranks(ranks.run(2, train_sharded, without, tmp_path))
+    compare(join_ranks(ranks.run(2, train_sharded, replace(without, home=home), tmp_path)), expected, 0)
 
 
 @pytest.mark.slow

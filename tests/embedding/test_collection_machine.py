@@ -50,8 +50,8 @@ def batch(seed: int) -> KeyedJagged:
     )
 
 
-def loss_of(found: Embeddings) -> Tensor:
-    return found.pooled.square().sum() + found.sequences["history"].values.square().sum()
+def loss_of(output: Embeddings) -> Tensor:
+    return output.pooled.square().sum() + output.sequences["history"].values.square().sum()
 
 
 def rows_of(module: TieredEmbeddingBagCollection) -> dict[str, Tensor]:
@@ -145,10 +145,10 @@ class CollectionMachine(RuleBasedStateMachine):
                 self.module(prepared)
             return
         self.handles.pop(0)
-        found, expected = self.module(prepared), self.plain(features)
-        assert torch.equal(found.pooled, expected.pooled)
-        assert torch.equal(found.sequences["history"].values, expected.sequences["history"].values)
-        self.losses.append((loss_of(found), loss_of(expected)))
+        actual, expected = self.module(prepared), self.plain(features)
+        assert torch.equal(actual.pooled, expected.pooled)
+        assert torch.equal(actual.sequences["history"].values, expected.sequences["history"].values)
+        self.losses.append((loss_of(actual), loss_of(expected)))
 
     @precondition(lambda self: self.open() and self.losses)
     @rule(place=st.integers(0, 5), drop=st.booleans())
@@ -171,8 +171,8 @@ class CollectionMachine(RuleBasedStateMachine):
             for place, (features, prepared) in enumerate(ahead):
                 if place == leave:
                     break
-                for found in (self.module(prepared), self.plain(features)):
-                    loss_of(found).backward()
+                for output in (self.module(prepared), self.plain(features)):
+                    loss_of(output).backward()
         assert not len(self.module.engine.in_flight)
 
     @precondition(open)
@@ -271,7 +271,7 @@ def test_collections_on_different_threads_are_independent(tmp_path: Path) -> Non
     plain = TieredEmbeddingBagCollection(TABLES)
     for seed in range(60):
         loss_of(plain(batch(seed))).backward()
-    expected, found = rows_of(plain), {}
+    expected, actual = rows_of(plain), {}
 
     def train(number: int) -> None:
         tiers = TierConfig(
@@ -283,7 +283,7 @@ def test_collections_on_different_threads_are_independent(tmp_path: Path) -> Non
         with Prefetcher(module.engine, source, lambda features, _: features, depth=number) as ahead:
             for _, prepared in ahead:
                 loss_of(module(prepared)).backward()
-        found[number] = rows_of(module)
+        actual[number] = rows_of(module)
         module.close()
 
     threads = [threading.Thread(target=train, args=(number,)) for number in range(4)]
@@ -292,6 +292,6 @@ def test_collections_on_different_threads_are_independent(tmp_path: Path) -> Non
     for thread in threads:
         thread.join(120)
         assert not thread.is_alive()
-    assert len(found) == 4
-    for rows in found.values():
+    assert len(actual) == 4
+    for rows in actual.values():
         assert_same(expected, rows)

@@ -172,10 +172,10 @@ def test_weights_of_sequences_get_no_gradient() -> None:
     module = TieredEmbeddingBagCollection([table])
     weights = torch.rand(3, requires_grad=True)
     offsets = torch.tensor([0, 2, 3])
-    found = module(
+    result = module(
         KeyedJagged(keys=("x",), values=torch.tensor([1, 4, 4]), offsets=offsets, batch_size=2, weights=weights)
     )
-    found.sequences["x"].values.sum().backward()
+    result.sequences["x"].values.sum().backward()
     assert weights.grad is not None
     assert weights.grad.tolist() == [0, 0, 0]
 
@@ -189,8 +189,8 @@ def test_int32_offsets_match_int64_offsets(weighted: bool) -> None:
             features = replace(features, weights=torch.rand(features.values.numel()))
         narrow = replace(features, offsets=features.bag_offsets().int())
         for module, asked in zip(modules, (features, narrow), strict=True):
-            found = module(asked)
-            (found.pooled.square().sum() + found.sequences["as"].values.square().sum()).backward()
+            result = module(asked)
+            (result.pooled.square().sum() + result.sequences["as"].values.square().sum()).backward()
     assert features.offsets is replace(features).offsets, "int64 was copied"
     for name in "abc":
         assert torch.equal(modules[0].table(name)["weight"], modules[1].table(name)["weight"])
@@ -215,12 +215,12 @@ def test_updates_follow_the_reference(kind: str, decay: str, weighted: bool) -> 
         if weighted:
             weights = torch.from_numpy(draws.normal(size=features.values.numel()).astype(np.float32))
             features = replace(features, weights=weights)
-        found = module(features)
+        result = module(features)
         generator = torch.Generator().manual_seed(step)
-        pooled = torch.randn(found.pooled.shape, generator=generator)
-        rows = torch.randn(found.sequences["as"].values.shape, generator=generator)
-        torch.autograd.backward([found.pooled, found.sequences["as"].values], [pooled, rows])
-        columns = dict(zip(found.pooled_keys, pooled.split(list(found.dims), dim=1), strict=True))
+        pooled = torch.randn(result.pooled.shape, generator=generator)
+        rows = torch.randn(result.sequences["as"].values.shape, generator=generator)
+        torch.autograd.backward([result.pooled, result.sequences["as"].values], [pooled, rows])
+        columns = dict(zip(result.pooled_keys, pooled.split(list(result.dims), dim=1), strict=True))
         reference_step(module, features, {**columns, "as": rows}, state)
     for table in module.tables:
         for name, view in module.table(table.name).items():
@@ -239,9 +239,9 @@ def test_the_number_of_threads_changes_no_bit(kind: str) -> None:
             draws = np.random.default_rng(2)
             for step in range(20):
                 features = batch_of(draws, 300)
-                found = module(features)
-                scale = torch.randn(found.pooled.shape, generator=torch.Generator().manual_seed(step))
-                ((found.pooled * scale).sum() + found.sequences["as"].values.square().sum()).backward()
+                result = module(features)
+                scale = torch.randn(result.pooled.shape, generator=torch.Generator().manual_seed(step))
+                ((result.pooled * scale).sum() + result.sequences["as"].values.square().sum()).backward()
             states.append(module.state_dict())
     finally:
         torch.set_num_threads(before)
@@ -282,7 +282,7 @@ def test_small_and_large_tables_sum_gradients_to_the_same_bits(kind: Any) -> Non
     """Small tables add gradients in place. Large tables sort their lookups first."""
     count = sized(300, 60)
     ids = torch.from_numpy((40 * np.random.default_rng(5).random(count) ** 3).astype(np.int64))
-    found = []
+    results = []
     for rows in (40, sized(200_000, 5_000)):
         module = TieredEmbeddingBagCollection(
             [EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=16, feature_names=("x",))],
@@ -292,5 +292,5 @@ def test_small_and_large_tables_sum_gradients_to_the_same_bits(kind: Any) -> Non
         for step in range(3):
             pooled = module(KeyedJagged(keys=("x",), values=ids, offsets=None, batch_size=count)).pooled
             pooled.backward(torch.randn(count, 16, generator=torch.Generator().manual_seed(step)))
-        found.append({name: view[:40].clone() for name, view in module.table("t").items()})
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        results.append({name: view[:40].clone() for name, view in module.table("t").items()})
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])

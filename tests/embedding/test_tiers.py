@@ -39,14 +39,14 @@ SAMPLES = 24
 def batches(steps: int = STEPS, seed: int = 0) -> list[KeyedJagged]:
     """Return batches with bags of 0 to 3 ids from a skewed distribution."""
     generator = np.random.default_rng(seed)
-    found = []
+    results = []
     for _ in range(steps):
         lengths = generator.integers(0, 4, (len(KEYS), SAMPLES))
         ids = [
             np.minimum(generator.zipf(1.2, int(lengths[place].sum())) - 1, rows - 1)
             for place, rows in enumerate(KEYS.values())
         ]
-        found.append(
+        results.append(
             KeyedJagged(
                 keys=tuple(KEYS),
                 values=torch.from_numpy(np.concatenate(ids).astype(np.int32)),
@@ -54,7 +54,7 @@ def batches(steps: int = STEPS, seed: int = 0) -> list[KeyedJagged]:
                 batch_size=SAMPLES,
             )
         )
-    return found
+    return results
 
 
 def tiers(share: float, codec: CodecConfig | None = None, home: HomeKind = "dram", **options: object) -> TierConfig:
@@ -83,11 +83,11 @@ class Model(nn.Module):
         self.network = nn.Sequential(nn.Linear(4 * 8 + 8, 16), nn.ReLU(), nn.Linear(16, 1))
 
     def forward(self, features: KeyedJagged | Prepared) -> Tensor:
-        found = self.tables(features)
-        history = found.sequences["history"]
+        result = self.tables(features)
+        history = result.sequences["history"]
         lengths = history.offsets.diff()
         pooled = torch.segment_reduce(history.values, "sum", lengths=lengths, initial=0.0)
-        return self.network(torch.cat([found.pooled, pooled], dim=1)).squeeze(1)
+        return self.network(torch.cat([result.pooled, pooled], dim=1)).squeeze(1)
 
 
 def train(model: Model, data: list[KeyedJagged], lookahead: int, pause: int = 0) -> list[float]:
@@ -125,12 +125,12 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
 
 @pytest.fixture(scope="module")
 def in_memory() -> dict[str, dict[str, Tensor]]:
-    found = {}
+    results = {}
     for kind in ("sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam", "adam of all rows"):
         model = Model(None, kind)
         train(model, batches(), 0)
-        found[kind] = all_rows(model)
-    return found
+        results[kind] = all_rows(model)
+    return results
 
 
 HOMES, SHARES, LOOKAHEADS = ("dram", "mapped", "log"), (0.01, 0.03, 1.0), (0, 1, 2, 4)

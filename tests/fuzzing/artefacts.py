@@ -56,12 +56,12 @@ def make_log(root: Path) -> Path:
     return path
 
 
-def recipe(root: Path, run: Path, *, steps: int = STEPS, memory: dict[str, Any] | None = None) -> Recipe:
+def make_recipe(root: Path, run: Path, *, steps: int = STEPS, memory: dict[str, Any] | None = None) -> Recipe:
     """The recipe of every run here."""
-    found = tiny(root, run=str(run), batch_size=16, max_steps=steps, eval_every=3, log_every=2)
-    found["model"]["embedding_dim"] = 16
-    found["train"] |= {"checkpoint": {"every_steps": 2, "keep": 1}}
-    found["data"] = {
+    config = tiny(root, run=str(run), batch_size=16, max_steps=steps, eval_every=3, log_every=2)
+    config["model"]["embedding_dim"] = 16
+    config["train"] |= {"checkpoint": {"every_steps": 2, "keep": 1}}
+    config["data"] = {
         "path": str(root / "data"),
         "source": {
             "kind": "parquet",
@@ -83,8 +83,8 @@ def recipe(root: Path, run: Path, *, steps: int = STEPS, memory: dict[str, Any] 
         "shard_samples": 400,
     }
     if memory is not None:
-        found["memory"] = memory
-    return Recipe.from_dict(found)
+        config["memory"] = memory
+    return Recipe.from_dict(config)
 
 
 def memories(root: Path) -> dict[str, dict[str, Any] | None]:
@@ -93,12 +93,12 @@ def memories(root: Path) -> dict[str, dict[str, Any] | None]:
     return {"resident": None, "cached": TIERS, "log": log}
 
 
-def place_tables(kind: str, made: Recipe) -> Plan | None:
+def place_tables(kind: str, recipe: Recipe) -> Plan | None:
     """Return the plan of a recipe; of a log, with its cached tables there, in caches that steps fill.
 
     A planner would do neither with so few rows.
     """
-    plan = new_plan(made, Dataset.open(made.data.path))
+    plan = new_plan(recipe, Dataset.open(recipe.data.path))
     if plan is None or kind != "log":
         return plan
     tables = tuple(
@@ -113,15 +113,15 @@ def place_tables(kind: str, made: Recipe) -> Plan | None:
 def make(root: Path) -> None:
     """Every artefact, each in a folder below `root` that has its name."""
     make_log(root)
-    made = recipe(root, root / "run")
-    prepare(made.data)
-    prepare(replace(made.data, path=str(root / "plain"), groups="none"))
+    recipe = make_recipe(root, root / "run")
+    prepare(recipe.data)
+    prepare(replace(recipe.data, path=str(root / "plain"), groups="none"))
     for kind, memory in memories(root).items():
-        made = recipe(root, root / kind, memory=memory)
-        Trainer(made, Dataset.open(made.data.path), plan=place_tables(kind, made)).train()
+        recipe = make_recipe(root, root / kind, memory=memory)
+        Trainer(recipe, Dataset.open(recipe.data.path), plan=place_tables(kind, recipe)).train()
     (root / "plan").mkdir()
-    made = recipe(root, root / "run", memory=TIERS)
-    plan = place_tables("cached", made)
+    recipe = make_recipe(root, root / "run", memory=TIERS)
+    plan = place_tables("cached", recipe)
     assert plan is not None
     plan.save(root / "plan" / "plan.json")
     with open_run(root / "resident") as trained:
@@ -129,31 +129,31 @@ def make(root: Path) -> None:
 
 
 def _digest(*values: Any) -> str:
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for value in values:
         array = np.asarray(value)
-        found.update(repr((array.dtype, array.shape)).encode())
-        found.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
-    return found.hexdigest()
+        result.update(repr((array.dtype, array.shape)).encode())
+        result.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
+    return result.hexdigest()
 
 
 def read(path: Path, _: Path) -> dict[str, str]:
     """All that training, profiles and predictions read of a data set."""
-    dataset, found = Dataset.open(path), {}
+    dataset, results = Dataset.open(path), {}
     for split in SPLITS:
-        found[f"{split} rows"] = _digest(*dataset.row_numbers(split))
+        results[f"{split} rows"] = _digest(*dataset.row_numbers(split))
         for number, shard in enumerate(dataset.shards(split)):
             for group in range(len(shard.row_groups)):
                 table = dataset.read_row_group(split, number, group)
                 content = json.dumps({name: table[name].to_pylist() for name in table.column_names})
-                found[f"{split} {number} {group}"] = hashlib.sha256(content.encode()).hexdigest()
+                results[f"{split} {number} {group}"] = hashlib.sha256(content.encode()).hexdigest()
         batches = list(Loader(dataset, split, LoaderConfig(batch_size=64)).epoch(0))
         parts = [(batch.label, batch.dense, batch.sparse.values, batch.sparse.offsets) for batch in batches]
-        found[f"{split} batches"] = _digest(*(part.numpy() for each in parts for part in each))
+        results[f"{split} batches"] = _digest(*(part.numpy() for each in parts for part in each))
     for name in dataset.vocabularies:
-        found[f"counts {name}"] = _digest(dataset.access_counts(name))
-    found["inputs"] = json.dumps(dataset.inputs(), sort_keys=True)
-    return found
+        results[f"counts {name}"] = _digest(dataset.access_counts(name))
+    results["inputs"] = json.dumps(dataset.inputs(), sort_keys=True)
+    return results
 
 
 def score(path: Path, _: Path) -> dict[str, str]:

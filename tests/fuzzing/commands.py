@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import yaml
-from fuzzing.artefacts import STEPS, TIERS, Use, memories, place_tables, recipe, score
+from fuzzing.artefacts import STEPS, TIERS, Use, make_recipe, memories, place_tables, score
 
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
@@ -42,29 +42,29 @@ def make_more(root: Path) -> None:
         export(trained, root / "coded")
     # Two states a weight, and clocks.
     for name, tiers in (("clocked", None), ("clocked-log", memories(root)["log"])):
-        made = _all_rows(recipe(root, root / name, memory=tiers))
+        made = _all_rows(make_recipe(root, root / name, memory=tiers))
         Trainer(made, Dataset.open(made.data.path), plan=place_tables("log", made) if tiers else None).train()
     (root / "towers").mkdir()
     (root / "towers" / "towers.yaml").write_text("# Towers\n- [item, seen]\n- [city, tags]\n")
 
 
-def _all_rows(made: Recipe) -> Recipe:
+def _all_rows(recipe: Recipe) -> Recipe:
     rows = RowOptimizerConfig(kind="adam", rows="all", learning_rate=0.01)
-    return replace(made, train=replace(made.train, embedding=rows))
+    return replace(recipe, train=replace(recipe.train, embedding=rows))
 
 
 def uses_of(root: Path) -> dict[str, list[Use]]:
     """Return the uses of each artefact below `root`."""
     data = (_check, _read, _train_on(root, None), _train_on(root, TIERS), _base(root))
     runs: dict[str, Any] = {**memories(root), "clocked": None, "clocked-log": memories(root)["log"]}
-    found: dict[str, list[Use]] = {
+    results: dict[str, list[Use]] = {
         name: [_check, _command("evaluate"), _predict, _export, _resume(root, memory, name), _begin(root, name)]
         for name, memory in runs.items()
     }
-    found |= {"data": [*data, _profile, _towers_of(root)], "plain": [*data], "plan": [_check, _plan(root)]}
-    found |= {"export": [_check, _score], "coded": [_check, _score]}
-    found |= {"towers": [_towers(root)]}
-    return {name: uses for name, uses in found.items() if (root / name).exists()}
+    results |= {"data": [*data, _profile, _towers_of(root)], "plain": [*data], "plan": [_check, _plan(root)]}
+    results |= {"export": [_check, _score], "coded": [_check, _score]}
+    results |= {"towers": [_towers(root)]}
+    return {name: uses for name, uses in results.items() if (root / name).exists()}
 
 
 def run(*arguments: str | Path) -> str:
@@ -86,11 +86,11 @@ def run(*arguments: str | Path) -> str:
 
 def _trace(said: str) -> str:
     """The traceback that a defect left in a file."""
-    found = re.search(r"/\S*stratarec-error-\S*\.txt", said)
-    if found is None:
+    result = re.search(r"/\S*stratarec-error-\S*\.txt", said)
+    if result is None:
         return ""
-    text = Path(found[0]).read_text()
-    Path(found[0]).unlink()
+    text = Path(result[0]).read_text()
+    Path(result[0]).unlink()
     return f"\n{text[-3000:]}"
 
 
@@ -105,8 +105,8 @@ def _check(path: Path, _: Path) -> None:
     run("check", "-q", path / "plan.json" if path.name == "plan" else path)
 
 
-def _write(made: Recipe, out: Path, change: Callable[[dict[str, Any]], object] = lambda content: None) -> Path:
-    content = made.to_dict()
+def _write(recipe: Recipe, out: Path, change: Callable[[dict[str, Any]], object] = lambda content: None) -> Path:
+    content = recipe.to_dict()
     change(content)
     file = out / "recipe.yaml"
     file.write_text(yaml.safe_dump(content))
@@ -139,9 +139,9 @@ def _read(path: Path, _: Path) -> None:
 def _train_on(root: Path, memory: dict[str, Any] | None) -> Use:
     def use(path: Path, out: Path) -> None:
         """Two steps, and what they make is right."""
-        made = recipe(root, out / "run", steps=2, memory=memory)
-        groups = "none" if path.name == "plain" else made.data.groups
-        run("train", "-q", _write(replace(made, data=replace(made.data, path=str(path), groups=groups)), out))
+        recipe = make_recipe(root, out / "run", steps=2, memory=memory)
+        groups = "none" if path.name == "plain" else recipe.data.groups
+        run("train", "-q", _write(replace(recipe, data=replace(recipe.data, path=str(path), groups=groups)), out))
         run("check", "-q", out / "run")
         _predict(out / "run", out)
 
@@ -151,11 +151,13 @@ def _train_on(root: Path, memory: dict[str, Any] | None) -> Use:
 def _base(root: Path) -> Use:
     def use(path: Path, out: Path) -> None:
         """A new data set is based on it."""
-        made = recipe(root, out / "run")
-        vocabulary = replace(made.data.vocabulary, base=str(path))
-        groups = "none" if path.name == "plain" else made.data.groups
-        made = replace(made, data=replace(made.data, path=str(out / "next"), vocabulary=vocabulary, groups=groups))
-        run("prepare", "-q", _write(made, out))
+        recipe = make_recipe(root, out / "run")
+        vocabulary = replace(recipe.data.vocabulary, base=str(path))
+        groups = "none" if path.name == "plain" else recipe.data.groups
+        recipe = replace(
+            recipe, data=replace(recipe.data, path=str(out / "next"), vocabulary=vocabulary, groups=groups)
+        )
+        run("prepare", "-q", _write(recipe, out))
         run("check", "-q", out / "next")
 
     return use
@@ -167,9 +169,9 @@ def _profile(path: Path, out: Path) -> None:
 
 def _towers_of(root: Path) -> Use:
     def use(path: Path, out: Path) -> None:
-        made = recipe(root, out / "run", steps=2)
-        made = replace(made, data=replace(made.data, path=str(path)))
-        run("plan", "-q", _write(made, out), "--towers", "2", "--steps", "2", "--json")
+        recipe = make_recipe(root, out / "run", steps=2)
+        recipe = replace(recipe, data=replace(recipe.data, path=str(path)))
+        run("plan", "-q", _write(recipe, out), "--towers", "2", "--steps", "2", "--json")
 
     return use
 
@@ -183,14 +185,14 @@ def _score(path: Path, out: Path) -> None:
     }  # fmt: skip
     scorer = Scorer.open(path)
     for frame in (pl.DataFrame(few), pl.concat([pl.DataFrame(few)] * 30)):
-        found = scorer.score(frame)
-        assert ((found >= 0) & (found <= 1)).all()  # not so of what is no number
+        scores = scorer.score(frame)
+        assert ((scores >= 0) & (scores <= 1)).all()  # not so of what is no number
 
 
 def _predict(path: Path, out: Path) -> None:
     run("predict", "-q", path, "-o", out / "scores.parquet")
-    found = pl.read_parquet(out / "scores.parquet")["score"].to_numpy()
-    assert ((found >= 0) & (found <= 1)).all(), f"scores of {found.min()} to {found.max()}"
+    actual = pl.read_parquet(out / "scores.parquet")["score"].to_numpy()
+    assert ((actual >= 0) & (actual <= 1)).all(), f"scores of {actual.min()} to {actual.max()}"
 
 
 def _export(path: Path, out: Path) -> None:
@@ -201,9 +203,9 @@ def _export(path: Path, out: Path) -> None:
 
 def _resume(root: Path, memory: dict[str, Any] | None, kind: str) -> Use:
     def use(path: Path, out: Path) -> None:
-        made = recipe(root, path, steps=STEPS + 2, memory=memory)
-        made = _all_rows(made) if kind.startswith("clocked") else made
-        run("train", "-q", _write(made, out), "--resume")
+        recipe = make_recipe(root, path, steps=STEPS + 2, memory=memory)
+        recipe = _all_rows(recipe) if kind.startswith("clocked") else recipe
+        run("train", "-q", _write(recipe, out), "--resume")
         _finite(json.loads((path / "result.json").read_text()))
         run("evaluate", "-q", path)
 
@@ -213,9 +215,9 @@ def _resume(root: Path, memory: dict[str, Any] | None, kind: str) -> Use:
 def _begin(root: Path, kind: str) -> Use:
     def use(path: Path, out: Path) -> None:
         """A new run, with all rows in memory, begins with this one."""
-        made = recipe(root, out / "next", steps=2)
-        made = _all_rows(made) if kind.startswith("clocked") else made
-        run("train", "-q", _write(made, out), "--from", path)
+        recipe = make_recipe(root, out / "next", steps=2)
+        recipe = _all_rows(recipe) if kind.startswith("clocked") else recipe
+        run("train", "-q", _write(recipe, out), "--from", path)
         _finite(json.loads((out / "next" / "result.json").read_text()))
         _predict(out / "next", out)
 
@@ -224,8 +226,8 @@ def _begin(root: Path, kind: str) -> Use:
 
 def _plan(root: Path) -> Use:
     def use(path: Path, out: Path) -> None:
-        made = recipe(root, out / "run", steps=2, memory=memories(root)["log"])
-        run("train", "-q", _write(made, out), "--plan", path / "plan.json")
+        recipe = make_recipe(root, out / "run", steps=2, memory=memories(root)["log"])
+        run("train", "-q", _write(recipe, out), "--plan", path / "plan.json")
         run("check", "-q", out / "run")
 
     return use
@@ -233,8 +235,8 @@ def _plan(root: Path) -> Use:
 
 def _towers(root: Path) -> Use:
     def use(path: Path, out: Path) -> None:
-        made = recipe(root, out / "run", steps=2)
-        file = _write(made, path, lambda content: content["model"].update(towers={"plan": "towers.yaml"}))
+        recipe = make_recipe(root, out / "run", steps=2)
+        file = _write(recipe, path, lambda content: content["model"].update(towers={"plan": "towers.yaml"}))
         run("train", "-q", file)
         run("check", "-q", out / "run")
 

@@ -116,8 +116,8 @@ def _spoil(values: Array, draws: random.Random) -> str:
 
 
 def _read_parquet(file: Path) -> tuple[list[pa.Table], bool]:
-    found = pq.ParquetFile(file)
-    return [found.read_row_group(place) for place in range(found.num_row_groups)], True
+    result = pq.ParquetFile(file)
+    return [result.read_row_group(place) for place in range(result.num_row_groups)], True
 
 
 def _write_parquet(file: Path, groups: list[pa.Table], dictionary: bool = True) -> None:
@@ -168,11 +168,13 @@ def _change_values(column: pa.Array, draws: random.Random) -> tuple[pa.Array, st
 
 
 def _change_texts(column: pa.Array, draws: random.Random) -> tuple[pa.Array, str]:
-    found = column.to_pylist()
-    place = draws.randrange(max(len(found), 1))
-    value = draws.choice(("", "x" * 100_000, found[-1] if found else "", found[0] if found else "", "\0", "a\n", None))
-    found[place : place + 1] = [value]
-    return pa.array(found, column.type), f"text {str(value)[:20]!r}"
+    result = column.to_pylist()
+    place = draws.randrange(max(len(result), 1))
+    value = draws.choice(
+        ("", "x" * 100_000, result[-1] if result else "", result[0] if result else "", "\0", "a\n", None)
+    )
+    result[place : place + 1] = [value]
+    return pa.array(result, column.type), f"text {str(value)[:20]!r}"
 
 
 def _offsets(column: pa.Array) -> pa.Array:
@@ -244,42 +246,42 @@ def _other_type(groups: list[pa.Table], name: str, draws: random.Random) -> tupl
         pa.int64(), pa.int32(), pa.int16(), pa.uint32(), pa.uint64(), pa.float32(), pa.float64(), pa.float16(),
         pa.string(), pa.large_string(), pa.bool_(), pa.binary(), pa.timestamp("us"), pa.decimal128(38, 2), pa.null(),
     ) if each != inner])  # fmt: skip
-    wanted = (
+    target = (
         draws.choice((pa.list_(other), pa.large_list(inner), pa.list_(pa.list_(inner)), inner))
         if listed
         else (draws.choice((other, other, pa.list_(inner), pa.dictionary(pa.int32(), inner))))
     )
-    made = []
+    changed_tables = []
     for table in groups:
         place, column = table.column_names.index(name), _whole(table[name])
         try:
-            found = column.cast(wanted, safe=False)
+            converted = column.cast(target, safe=False)
         except (pa.ArrowException, NotImplementedError):
-            found = pa.nulls(len(column), wanted)
-        made.append(table.set_column(place, name, found))
-    return made, f"is {wanted}"
+            converted = pa.nulls(len(column), target)
+        changed_tables.append(table.set_column(place, name, converted))
+    return changed_tables, f"is {target}"
 
 
 def _change_groups(groups: list[pa.Table], place: int, draws: random.Random) -> tuple[list[pa.Table], str]:
     how = draws.choice(("none", "dropped", "twice", "swapped", "shorter", "longer", "joined", "empty"))
-    found, table = list(groups), groups[place]
+    result, table = list(groups), groups[place]
     if how == "none":
-        found = [table.slice(0, 0)]
+        result = [table.slice(0, 0)]
     elif how == "dropped":
-        found = [*groups[:place], *groups[place + 1 :]] or [table.slice(0, 0)]
+        result = [*groups[:place], *groups[place + 1 :]] or [table.slice(0, 0)]
     elif how == "twice":
-        found.insert(place, table)
+        result.insert(place, table)
     elif how == "swapped":
-        found.reverse()
+        result.reverse()
     elif how == "shorter":
-        found[place] = table.slice(0, max(len(table) - 1, 0))
+        result[place] = table.slice(0, max(len(table) - 1, 0))
     elif how == "longer":
-        found[place] = pa.concat_tables([table, table.slice(0, 1)])
+        result[place] = pa.concat_tables([table, table.slice(0, 1)])
     elif how == "joined":
-        found = [pa.concat_tables(groups)]
+        result = [pa.concat_tables(groups)]
     else:
-        found[place] = table.slice(0, 0)
-    return found, f"row group {how}"
+        result[place] = table.slice(0, 0)
+    return result, f"row group {how}"
 
 
 # Tensors
@@ -292,11 +294,14 @@ def _write_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
 def _change_tensors(file: Path, draws: random.Random) -> str:
     if file.name.startswith("rows-"):
         return _change_rows(file, draws)
-    found = {name: tensor.clone() for name, tensor in load(file.read_bytes()).items()}
-    if not found:
+    results = {name: tensor.clone() for name, tensor in load(file.read_bytes()).items()}
+    if not results:
         return "has no tensor"
-    name = draws.choice(sorted(found))
-    tensor, how = found[name], draws.choice(("values", "values", "values", "values", "shape", "type", "name", "bytes"))
+    name = draws.choice(sorted(results))
+    tensor, how = (
+        results[name],
+        draws.choice(("values", "values", "values", "values", "shape", "type", "name", "bytes")),
+    )
     if how == "values":
         values = tensor.numpy()
         how = _spoil(values.reshape(-1), draws) if tensor.numel() else how
@@ -306,19 +311,21 @@ def _change_tensors(file: Path, draws: random.Random) -> str:
     elif how == "shape":
         flat = tensor.flatten()
         other = tensor.movedim(0, -1) if tensor.dim() else flat
-        found[name] = draws.choice((flat, tensor[None], flat[:-1], flat[:0], other)).contiguous()
+        results[name] = draws.choice((flat, tensor[None], flat[:-1], flat[:0], other)).contiguous()
     elif how == "type":
         kinds = (torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
-        found[name] = tensor.to(draws.choice(kinds))
+        results[name] = tensor.to(draws.choice(kinds))
     else:
-        found[draws.choice((f"{name}x", "weights/x", "0.x", "-1.exp_avg", "10.exp_avg", "@rows/x"))] = found.pop(name)
-    _write_tensors(file, found)
+        results[draws.choice((f"{name}x", "weights/x", "0.x", "-1.exp_avg", "10.exp_avg", "@rows/x"))] = results.pop(
+            name
+        )
+    _write_tensors(file, results)
     return f"{name} {how}"
 
 
 def _read_rows(file: Path) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    found = load(file.read_bytes())
-    return found["rows"].numpy().copy(), found["records"].numpy().copy()
+    result = load(file.read_bytes())
+    return result["rows"].numpy().copy(), result["records"].numpy().copy()
 
 
 class _Listed:

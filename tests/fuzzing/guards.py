@@ -75,13 +75,13 @@ class Guards:
         copies = [self._copy(span, arrays) for span in _spans(arrays)]
         made = {id(array): _moved(array, copies) for array in arrays}
         try:
-            found = self._call(kernel, *_replaced(arguments, made))
+            result = self._call(kernel, *_replaced(arguments, made))
         finally:
             for copy in copies:
                 self._give_back(copy)
         self._check(kernel, copies)
-        assert not any(_inside(array, copies) for array in _arrays((found,))), f"{kernel} returned what it was given"
-        return found
+        assert not any(_inside(array, copies) for array in _arrays((result,))), f"{kernel} returned what it was given"
+        return result
 
     def _copy(self, span: _Span, arrays: list[NDArray[Any]]) -> _Copy:
         size = span.last - span.first
@@ -161,13 +161,13 @@ def _bounds(array: NDArray[Any]) -> tuple[int, int]:
 
 def _spans(arrays: list[NDArray[Any]]) -> list[_Span]:
     """The memory of all arrays, those that overlap as one."""
-    found: list[_Span] = []
+    results: list[_Span] = []
     for (first, last), kept in sorted((_bounds(array), array.flags.writeable) for array in arrays):
-        if found and (first < found[-1].last or (first, last) == found[-1][:2]):
-            found[-1] = _Span(found[-1].first, max(last, found[-1].last), found[-1].kept or kept)
+        if results and (first < results[-1].last or (first, last) == results[-1][:2]):
+            results[-1] = _Span(results[-1].first, max(last, results[-1].last), results[-1].kept or kept)
         else:
-            found.append(_Span(first, last, kept))
-    return found
+            results.append(_Span(first, last, kept))
+    return results
 
 
 def _within(array: NDArray[Any], span: _Span) -> bool:
@@ -182,9 +182,9 @@ def _moved(array: NDArray[Any], copies: list[_Copy]) -> NDArray[Any]:
         return array
     offset = copy.begin + array.ctypes.data - copy.span.first
     # By its own offset: of an empty array at a guard, NumPy would say that it lies outside.
-    found = np.ndarray(array.shape, array.dtype, copy.region, offset, array.strides)
-    found.flags.writeable = array.flags.writeable
-    return found
+    actual = np.ndarray(array.shape, array.dtype, copy.region, offset, array.strides)
+    actual.flags.writeable = array.flags.writeable
+    return actual
 
 
 def _replaced(value: Any, made: dict[int, NDArray[Any]]) -> Any:

@@ -38,12 +38,12 @@ def change_number(path: Path, draws: random.Random, file: Path) -> str:
 
 
 def _changed(
-    path: Path, file: Path, draws: random.Random, wanted: Callable[[Any], bool], put: Callable[..., str]
+    path: Path, file: Path, draws: random.Random, accepts: Callable[[Any], bool], put: Callable[..., str]
 ) -> str:
     content = json.loads(file.read_text())
     # A field of a list of a thousand is as likely as one of its own.
     kinds: dict[Place, list[Place]] = {}
-    for place in (place for place in _places(content) if wanted(_at(content, place))):
+    for place in (place for place in _places(content) if accepts(_at(content, place))):
         kinds.setdefault(tuple("*" if isinstance(part, int) else part for part in place), []).append(place)
     if not kinds:
         return ""
@@ -121,7 +121,7 @@ def _neighbours(value: Any, draws: random.Random) -> list[Any]:
 
 
 def _nested(depth: int) -> list[Any]:
-    found: list[Any] = []
+    results: list[Any] = []
     for _ in range(depth):
-        found = [found]
-    return found
+        results = [results]
+    return results

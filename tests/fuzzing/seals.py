@@ -98,8 +98,8 @@ def _entries(folder: Path, content: dict[str, Any]) -> Iterator[tuple[dict[str, 
 def _adapt(entry: dict[str, Any], own: Path) -> None:
     """Let the numbers next to a hash be those of the file."""
     if "row_groups" in entry:
-        found = pq.ParquetFile(own).metadata
-        entry["row_groups"] = [found.row_group(place).num_rows for place in range(found.num_row_groups)]
+        result = pq.ParquetFile(own).metadata
+        entry["row_groups"] = [result.row_group(place).num_rows for place in range(result.num_row_groups)]
         entry["samples"] = sum(entry["row_groups"])
     elif "tail_buckets" in entry:
         column = pq.read_table(own, columns=["value"])["value"]
@@ -119,6 +119,6 @@ def _digest(own: Path, values: int) -> str:
     import polars as pl
 
     column = pq.read_table(own, columns=["value"])["value"]
-    found = pl.from_arrow(column.slice(max(len(column) - values, 0)))
-    assert isinstance(found, pl.Series)
-    return Vocabulary(values=found, counts=found.is_null().to_numpy(), tail_buckets=1).digest
+    result = pl.from_arrow(column.slice(max(len(column) - values, 0)))
+    assert isinstance(result, pl.Series)
+    return Vocabulary(values=result, counts=result.is_null().to_numpy(), tail_buckets=1).digest

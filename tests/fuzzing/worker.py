@@ -91,12 +91,12 @@ def _say(**line: Any) -> None:
 def _tree(root: Path) -> dict[str, Any]:
     """Size, time and mode of everything in `root`; of the memory where logs are at work, its content."""
     rows = root / ROWS
-    found: dict[str, Any] = {str(rows): sorted(os.listdir(rows))}
+    results: dict[str, Any] = {str(rows): sorted(os.listdir(rows))}
     for path in root.rglob("*"):
         if not path.is_relative_to(rows):
             status = path.lstat()
-            found[str(path)] = (status.st_size, status.st_mtime_ns, status.st_mode)
-    return found
+            results[str(path)] = (status.st_size, status.st_mtime_ns, status.st_mode)
+    return results
 
 
 def _data_bytes() -> int:

@@ -32,8 +32,8 @@ def test_files_are_what_the_library_writes_and_reads(tmp_path: Path) -> None:
     write_tensors(tmp_path / "ours", TENSORS)
     save_file(TENSORS, tmp_path / "theirs")
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
-    found = read_tensors(tmp_path / "ours")
-    assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+    tensors = read_tensors(tmp_path / "ours")
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in TENSORS.items())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"a": [1.0, float("-inf")]}])

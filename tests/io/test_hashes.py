@@ -34,11 +34,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Two files, old enough to be remembered."""
     monkeypatch.setattr(hashes, "_SETTLE_NS", 20_000_000)
     (tmp_path / "data").mkdir()
-    found = [tmp_path / "data" / name for name in ("one", "two")]
-    for number, path in enumerate(found):
+    results = [tmp_path / "data" / name for name in ("one", "two")]
+    for number, path in enumerate(results):
         path.write_bytes(bytes([number]) * SIZE)
     time.sleep(0.05)
-    return found
+    return results
 
 
 def bytes_read(work: Callable[[], object]) -> int:

@@ -88,8 +88,8 @@ def test_readers_share(thing: Path) -> None:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("holding")
     prepared(Recipe.from_dict(tiny(root)).data)
-    made = Recipe.from_dict(tiny(root, max_steps=14, report=True))
-    Trainer(made, Dataset.open(made.data.path)).train()
+    recipe = Recipe.from_dict(tiny(root, max_steps=14, report=True))
+    Trainer(recipe, Dataset.open(recipe.data.path)).train()
     (root / "r.yaml").write_text(yaml.safe_dump(tiny(root, max_steps=14, report=True)))
     return root
 

@@ -117,8 +117,8 @@ def test_what_a_user_put_into_ours_stops_the_replacement(
 
 
 def trainer(home: Path, *overrides: str) -> Trainer:
-    made = Recipe.load(home / "r.yaml", overrides)
-    return Trainer(made, Dataset.open(made.data.path))
+    recipe = Recipe.load(home / "r.yaml", overrides)
+    return Trainer(recipe, Dataset.open(recipe.data.path))
 
 
 def test_a_run_that_never_gets_to_a_checkpoint_restores_the_one_it_was_to_replace(home: Path) -> None:
@@ -175,7 +175,7 @@ def test_the_earlier_data_set_stays_until_the_new_one_is_whole(home: Path, capsy
 
 
 def test_what_appears_while_data_are_prepared_is_not_replaced(home: Path) -> None:
-    made = Recipe.load("r.yaml", ["data.path=later"])
+    recipe = Recipe.load("r.yaml", ["data.path=later"])
 
     class Intruder:
         def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
@@ -188,11 +188,11 @@ def test_what_appears_while_data_are_prepared_is_not_replaced(home: Path) -> Non
         def say(self, message: str) -> None: ...
 
     with refuses(StorageError, "data.txt"):
-        prepare(made.data, progress=Intruder())
+        prepare(recipe.data, progress=Intruder())
     assert Path("later/data.txt").read_text() == "mine"
     Path("later/data.txt").unlink()
     Path("later").rmdir()
-    assert prepare(made.data).samples("train")
+    assert prepare(recipe.data).samples("train")
 
 
 @pytest.mark.parametrize("command", ["train", "prepare"])

@@ -34,11 +34,11 @@ def both(name: str, left: Tensor, events: Tensor, pairs: Pairs) -> list[list[Ten
     kernel = {"sums": pair_sums, "products": pair_products, "pool": pair_pool}[name]
     pool = partial(reference_pair_pool, samples=pairs.samples)
     plain = {"sums": reference_pair_sums, "products": reference_pair_products, "pool": pool}[name]
-    found, inputs = [], [left.requires_grad_(), events.requires_grad_()]
+    results, inputs = [], [left.requires_grad_(), events.requires_grad_()]
     for out in (kernel(left, events, pairs), plain(left, events, *pairs.places)):
         gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
-        found.append([out.detach(), *torch.autograd.grad(out, inputs, gradient)])
-    return found
+        results.append([out.detach(), *torch.autograd.grad(out, inputs, gradient)])
+    return results
 
 
 @pytest.mark.parametrize("name", ["sums", "products", "pool"])
@@ -54,10 +54,10 @@ def test_pairs_and_their_gradients_equal_the_reference(name: str, width: int, sa
         for threads in (1, 2):
             torch.set_num_threads(threads)
             rows = torch.randn(events, width, generator=torch.Generator().manual_seed(3))
-            found, expected = both(name, left.clone(), rows, pairs)
-            for mine, theirs in zip(found, expected, strict=True):
+            actual, expected = both(name, left.clone(), rows, pairs)
+            for mine, theirs in zip(actual, expected, strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
-            runs.append(found)
+            runs.append(actual)
     finally:
         torch.set_num_threads(kept)
     for one, two in zip(*runs, strict=True):

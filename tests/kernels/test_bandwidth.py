@@ -20,16 +20,16 @@ def values(count: int) -> np.ndarray:
 
 def test_sums_of_parts_are_those_of_the_reference() -> None:
     flat = values(16 * 1000)
-    found = sum_parts(flat)
-    np.testing.assert_array_equal(found, reference_sum_parts(flat, len(found)))
+    result = sum_parts(flat)
+    np.testing.assert_array_equal(result, reference_sum_parts(flat, len(result)))
 
 
 @pytest.mark.parametrize("width", [16, 33])
 def test_sums_of_rows_are_those_of_the_reference(width: int) -> None:
     flat = values(500 * width)
     rows = np.random.default_rng(1).integers(0, 500, 16 * 64, dtype=np.uint64)
-    found = sum_rows(flat, rows, width=width)
-    np.testing.assert_array_equal(found, reference_sum_rows(flat, rows, width, len(found)))
+    result = sum_rows(flat, rows, width=width)
+    np.testing.assert_array_equal(result, reference_sum_rows(flat, rows, width, len(result)))
 
 
 def test_a_row_outside_is_refused() -> None:

@@ -57,11 +57,11 @@ def test_rows_are_scattered(kind: type) -> None:
 def test_rows_are_spread_by_column(width: int, paired: bool, ids: int, rows: list[int]) -> None:
     words = np.random.default_rng(width).integers(-1, 4, (7, width)).astype(np.int32)
     ids = min(ids, width)
-    found, missing = collate.spread_rows(words, np.array(rows, dtype=np.int32), paired=paired, ids=ids, room=3)
+    spread, missing = collate.spread_rows(words, np.array(rows, dtype=np.int32), paired=paired, ids=ids, room=3)
     front = 2 if paired else 0
-    assert len(found) == width * len(rows) + 3
-    assert found[: front * len(rows)].tolist() == words[rows, :front].ravel().tolist()
-    assert found[front * len(rows) : -3].tolist() == words[rows, front:].T.ravel().tolist()
+    assert len(spread) == width * len(rows) + 3
+    assert spread[: front * len(rows)].tolist() == words[rows, :front].ravel().tolist()
+    assert spread[front * len(rows) : -3].tolist() == words[rows, front:].T.ravel().tolist()
     assert missing == bool((words[rows, width - ids :] < 0).any())
 
 
@@ -105,11 +105,11 @@ def test_bags_of_rows_are_the_reference(width: int, lists: int, size: int, missi
     bags = [data.draw(st.lists(bag, min_size=size, max_size=size)) for _ in range(lists)]
     rows = data.draw(st.lists(st.integers(0, size - 1), max_size=9))
     matrix = np.array(ids, dtype=np.int32).reshape(size, width)
-    values, offsets = collate.take_bags(matrix, [column(found) for found in bags], np.array(rows, dtype=np.int64))
+    values, offsets = collate.take_bags(matrix, [column(actual) for actual in bags], np.array(rows, dtype=np.int64))
     singles = [[[one for one in [ids[row][f]] if one >= 0] for row in rows] for f in range(width)]
-    expected = collate.reference_join_bags([[*singles, *([found[row] for row in rows] for found in bags)]], len(rows))
+    expected = collate.reference_join_bags([[*singles, *([actual[row] for row in rows] for actual in bags)]], len(rows))
     if offsets is None:
-        assert all(len(found) == 1 for found in expected)
+        assert all(len(actual) == 1 for actual in expected)
         offsets = np.arange(len(values) + 1)
     assert split(values, offsets) == expected
 
@@ -121,7 +121,7 @@ def test_bags_of_rows_are_the_reference(width: int, lists: int, size: int, missi
 def test_joined_bags_are_the_reference(parts: list[tuple[list[list[list[int]]], list[int] | None]]) -> None:
     given_, expected = [], []
     for features, rows in parts:
-        one = column([found for bags in features for found in bags])
+        one = column([actual for bags in features for actual in bags])
         chosen = None if rows is None else np.array(rows, dtype=np.int32)
         given_.append(
             collate.FeatureBags(

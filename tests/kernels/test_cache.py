@@ -84,12 +84,12 @@ def test_moves_are_those_of_the_plain_cache(batches, policy, shape, lookahead):
         )
         outgoing, incoming = cache.moves(place, done, workspace)
         begin = 0
-        for table, wanted in enumerate(ids):
-            found, rows_in, rows_out = plain[table].stage(wanted, number, number - lookahead)
-            mine = out[begin : begin + len(wanted)].tolist()
-            begin += len(wanted)
-            assert mine == found
-            assert done.stuck[table] == sum(slot < 0 for slot in found)
+        for table, requested in enumerate(ids):
+            actual, rows_in, rows_out = plain[table].stage(requested, number, number - lookahead)
+            mine = out[begin : begin + len(requested)].tolist()
+            begin += len(requested)
+            assert mine == actual
+            assert done.stuck[table] == sum(slot < 0 for slot in actual)
             first = place.first_row[table]
             assert (incoming.rows[incoming.tables == table] - first).tolist() == rows_in
             assert (outgoing.rows[outgoing.tables == table] - first).tolist() == rows_out
@@ -147,8 +147,8 @@ def test_a_bad_id_is_reported_and_nothing_moves():
 @pytest.mark.parametrize("full", [0, 1, 2])
 def test_initial_values_are_those_of_a_table_in_memory(full):
     place = layout("lru", 4, 1, 4)
-    want = np.empty((ROWS[1], 4), dtype=np.float32)
-    fill_uniform(want, key=table_key(3, "b"), low=-0.25, high=0.25)
+    expected = np.empty((ROWS[1], 4), dtype=np.float32)
+    fill_uniform(expected, key=table_key(3, "b"), low=-0.25, high=0.25)
     ids = np.array([3, 89, 0], dtype=np.int64)
     tables = np.ones(3, dtype=np.int32)
     moves = cache.Moves(
@@ -160,7 +160,7 @@ def test_initial_values_are_those_of_a_table_in_memory(full):
     clock = np.full(40, -1, dtype=np.int32)
     absent = np.array([True, True, False])
     cache.initialize(place, moves, absent, (weights, row_state, full_state, clock), 4)
-    assert (weights.reshape(-1, 4)[[5, 2]] == want[[3, 89]]).all()
+    assert (weights.reshape(-1, 4)[[5, 2]] == expected[[3, 89]]).all()
     assert (row_state[[5, 2]] == 0).all()
     assert np.isnan(row_state[9])
     assert clock[[5, 2, 9]].tolist() == [0, 0, -1]

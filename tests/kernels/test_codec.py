@@ -48,9 +48,9 @@ def words_of(base, out):
 
 def test_every_half_float_becomes_its_float() -> None:
     halves = np.arange(1 << 16, dtype=np.uint16)
-    found = np.empty(1 << 16, dtype=np.float32)
-    floats_of(halves, found)
-    np.testing.assert_array_equal(found, halves.view(np.float16).astype(np.float32))
+    actual = np.empty(1 << 16, dtype=np.float32)
+    floats_of(halves, actual)
+    np.testing.assert_array_equal(actual, halves.view(np.float16).astype(np.float32))
 
 
 def test_floats_become_the_nearest_half_ties_to_even() -> None:
@@ -58,10 +58,10 @@ def test_floats_become_the_nearest_half_ties_to_even() -> None:
     ties = (finite[:-1] + finite[1:]) / 2
     values = np.concatenate([finite, ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(1e6))])
     values = np.concatenate([values, -values])
-    found = np.empty(len(values), dtype=np.uint16)
-    halves_of(values, found)
-    np.testing.assert_array_equal(found, values.astype(np.float16).view(np.uint16))
-    assert (found[len(finite) : len(finite) + len(ties)] % 2 == 0).all()
+    actual = np.empty(len(values), dtype=np.uint16)
+    halves_of(values, actual)
+    np.testing.assert_array_equal(actual, values.astype(np.float16).view(np.uint16))
+    assert (actual[len(finite) : len(finite) + len(ties)] % 2 == 0).all()
 
 
 @pytest.mark.parametrize("first", range(8))
@@ -100,9 +100,9 @@ def test_a_scale_beyond_half_floats_is_refused() -> None:
 def test_noise_equals_the_reference() -> None:
     key, write = 0xFEDCBA9876543210, 77
     base = mix(key ^ mix((write * 0x9E3779B97F4A7C15 + 1) & (2**64 - 1)))
-    found = np.empty(1000, dtype=np.uint32)
-    words_of(np.uint64(base), found)
-    np.testing.assert_array_equal(found, noise(key, write, range(1000)))
+    actual = np.empty(1000, dtype=np.uint32)
+    words_of(np.uint64(base), actual)
+    np.testing.assert_array_equal(actual, noise(key, write, range(1000)))
 
 
 def test_noise_is_uniform_and_unrelated_between_keys_writes_and_columns() -> None:

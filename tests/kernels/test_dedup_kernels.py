@@ -42,14 +42,14 @@ def test_expand_and_fold_are_the_reference_bitwise(
     draws = torch.Generator().manual_seed(width)
     pooled, gradient = torch.randn(50, width, generator=draws), torch.randn(50, width, generator=draws)
     columns = [column for first, count in spans for column in range(first, first + count)]
-    made, runs = dedup.RunColumns(width, spans, torch.tensor(starts)), len(starts) - 1
+    run_columns, runs = dedup.RunColumns(width, spans, torch.tensor(starts)), len(starts) - 1
     kept = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         run = torch.repeat_interleave(torch.arange(runs), torch.tensor(starts).diff())
         expected = dedup.reference_expand(pooled.clone(), spans, run)
-        assert torch.equal(made.expand(pooled), expected)
-        folded, expected = made.fold(gradient), dedup.reference_fold(gradient, spans, run, runs)
+        assert torch.equal(run_columns.expand(pooled), expected)
+        folded, expected = run_columns.fold(gradient), dedup.reference_fold(gradient, spans, run, runs)
         folded[runs:, columns] = 0  # not written
         assert torch.equal(folded, expected)
     finally:

@@ -19,9 +19,9 @@ from stratarec.kernels import csv_records
 @example('a""b\n"""",""\n', True)
 def test_records_are_those_of_the_reference(text: str, quoted: bool) -> None:
     content = text.encode()
-    found = csv_records.split(np.frombuffer(content, np.uint8), ord(","), ord('"') if quoted else -1)
+    actual = csv_records.split(np.frombuffer(content, np.uint8), ord(","), ord('"') if quoted else -1)
     expected = csv_records.reference_split(content, b",", b'"' if quoted else b"")
-    assert [tuple(map(int, each)) for each in zip(*found, strict=True)] == expected
+    assert [tuple(map(int, each)) for each in zip(*actual, strict=True)] == expected
 
 
 CELL = st.text(alphabet='ab,"\n é', max_size=5)
@@ -32,9 +32,9 @@ CELL = st.text(alphabet='ab,"\n é', max_size=5)
 def test_what_python_writes_has_no_fault(rows: list[list[str]]) -> None:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
-    found = csv_records.split(np.frombuffer(text.getvalue().encode(), np.uint8), ord(","), ord('"'))
-    assert found.fields.tolist() == [len(row) for row in rows]
-    assert not found.faults.any()
+    result = csv_records.split(np.frombuffer(text.getvalue().encode(), np.uint8), ord(","), ord('"'))
+    assert result.fields.tolist() == [len(row) for row in rows]
+    assert not result.faults.any()
 
 
 @settings(deadline=None, max_examples=250)

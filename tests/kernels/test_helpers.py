@@ -41,10 +41,10 @@ def meet(member, work, met, result):
     while atomics.read(met, 0) < 2:
         atomics.pause()
     if member == 1:
-        found = np.uint64(1)
+        actual = np.uint64(1)
         for _ in range(work):
-            found = found * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-        result[0] = found
+            actual = actual * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+        result[0] = actual
 
 
 @njit(nogil=True)
@@ -147,14 +147,14 @@ def script(body: str) -> str:
 
 @pytest.mark.slow
 def test_pauses_and_other_numbers_of_threads_give_the_same_bits() -> None:
-    found = script("print(len({train(), train((1,)), train((2, 1, 3)), train(rest=0.03), train((2, 4), 0.03)}))")
-    assert found == "1"
+    output = script("print(len({train(), train((1,)), train((2, 1, 3)), train(rest=0.03), train((2, 4), 0.03)}))")
+    assert output == "1"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_has_helpers_of_its_own() -> None:
     """Those of its parent do not exist there, nor do torch's threads, in the middle of other threads' kernels."""
-    found = script("""
+    output = script("""
 before = train(rest=0.02)
 other = threading.Thread(target=lambda: [train() for _ in range(5)])
 other.start()
@@ -169,4 +169,4 @@ other.join()
 helpers_of_two = min(len(os.sched_getaffinity(0)) - 1, 1)
 print(os.read(reading, 200).decode() == f"{before} {helpers_of_two}", train() == before)
 """)
-    assert found == "True True"
+    assert output == "True True"

@@ -33,14 +33,14 @@ DRAWS = np.random.default_rng(3)
 )
 def test_numbers_are_those_of_the_reference(ids: list[int], dtype: torch.dtype) -> None:
     given = torch.tensor(ids, dtype=dtype)
-    found, places = number_distinct(given)
-    assert (found.tolist(), places.tolist()) == reference_number_distinct(given)
+    distinct, places = number_distinct(given)
+    assert (distinct.tolist(), places.tolist()) == reference_number_distinct(given)
 
 
 def test_large_ids_are_distinguished() -> None:
     given = torch.from_numpy(DRAWS.integers(0, 2**40, 3000).repeat(2))
-    found, places = number_distinct(given)
-    assert (found.tolist(), places.tolist()) == reference_number_distinct(given)
+    distinct, places = number_distinct(given)
+    assert (distinct.tolist(), places.tolist()) == reference_number_distinct(given)
 
 
 def layout(rows: list[int]) -> GroupLayout:
@@ -61,8 +61,8 @@ def test_rows_of_a_batch_are_marked(singles: bool) -> None:
     values = np.concatenate([draws.integers(0, rows[table], lengths[table].sum()) for table in range(3)])
     offsets = None if singles else np.cumsum([0, *lengths.reshape(-1)])
     mark_rows(group, BagBatch(values=values, offsets=offsets, weights=None, batch=size, key=np.arange(3)), bits)
-    found = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-    assert set(found) == set(values + np.repeat(group.base, lengths.sum(1)))
+    actual = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+    assert set(actual) == set(values + np.repeat(group.base, lengths.sum(1)))
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64])

@@ -26,12 +26,14 @@ def test_interaction_and_gradients_equal_the_reference(batch: int, features: int
     pooled = torch.randn(batch, features, width, requires_grad=True)
     inputs = [part for part in (front, pooled) if part is not None]
     expected = plain(front, pooled)
-    found, padding = dot_interaction(front, pooled).split_with_sizes([expected.shape[1], -expected.shape[1] % 8], dim=1)
+    actual, padding = dot_interaction(front, pooled).split_with_sizes(
+        [expected.shape[1], -expected.shape[1] % 8], dim=1
+    )
     assert not padding.any()
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     gradient = torch.randn_like(expected)
     for mine, theirs in zip(
-        torch.autograd.grad(found, inputs, gradient), torch.autograd.grad(expected, inputs, gradient), strict=True
+        torch.autograd.grad(actual, inputs, gradient), torch.autograd.grad(expected, inputs, gradient), strict=True
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
@@ -70,10 +72,10 @@ def test_products_of_runs_equal_the_reference_at_any_number_of_threads(
                 part.shape[1] % 8 == 0 and not part[:, len(own) :].any()
                 for part, own in zip(padded, columns, strict=True)
             )
-            found = [part[:, : len(own)] for part, own in zip(padded, columns, strict=True)]
-            mine = torch.autograd.grad(found, inputs, gradients)
+            actual = [part[:, : len(own)] for part, own in zip(padded, columns, strict=True)]
+            mine = torch.autograd.grad(actual, inputs, gradients)
             mine[-1][len(starts) - 1 :, flags] = 0  # not written
-            outcomes.append((*found, *mine))
+            outcomes.append((*actual, *mine))
     finally:
         torch.set_num_threads(kept)
     for one, two in zip(*outcomes, strict=True):
@@ -100,11 +102,11 @@ def test_interaction_takes_bfloat16_and_computes_in_float32(
     pooled = torch.randn(4, features, 8).to(pooled_type).requires_grad_()
     exact = [None if part is None else part.detach().float().requires_grad_() for part in (front, pooled)]
     expected = plain(exact[0], exact[1])  # type: ignore[arg-type]
-    found = dot_interaction(front, pooled)[:, : expected.shape[1]]
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    actual = dot_interaction(front, pooled)[:, : expected.shape[1]]
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     gradient = torch.randn_like(expected)
-    torch.autograd.backward([found, expected], [gradient, gradient])
+    torch.autograd.backward([actual, expected], [gradient, gradient])
     for mine, theirs in zip((front, pooled), exact, strict=True):
         if mine is not None and theirs is not None:
             assert mine.grad is not None

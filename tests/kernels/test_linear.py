@@ -18,9 +18,9 @@ RUNS = [[0, SIZE], list(range(SIZE + 1)), [0, 1, 9, 20, 21, 49, 50]]
 def given(width: int, runs: int, padding: int = 1) -> list[Tensor]:
     """Inputs of samples and of runs, zeros behind them, weight and bias."""
     draws = torch.Generator().manual_seed(width)
-    made = [torch.randn(*shape, generator=draws) for shape in ((SIZE, 4), (runs, 3), (width, 7), (width,))]
-    made[:2] = [torch.nn.functional.pad(part, (0, padding)) for part in made[:2]]
-    return [part.requires_grad_() for part in made]
+    tensors = [torch.randn(*shape, generator=draws) for shape in ((SIZE, 4), (runs, 3), (width, 7), (width,))]
+    tensors[:2] = [torch.nn.functional.pad(part, (0, padding)) for part in tensors[:2]]
+    return [part.requires_grad_() for part in tensors]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -35,13 +35,13 @@ def test_layer_and_gradients_are_the_reference(threads: int, width: int, starts:
     kept = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = run_linear(*inputs, COLUMNS, places, relu=relu)
-        mine = torch.autograd.grad(found, inputs, gradient)
+        actual = run_linear(*inputs, COLUMNS, places, relu=relu)
+        mine = torch.autograd.grad(actual, inputs, gradient)
     finally:
         torch.set_num_threads(kept)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     # A sum within rounding of zero may be rectified on one side alone, where its gradient then is not.
-    assert bool(((found > 0) == (expected > 0)).all())
+    assert bool(((actual > 0) == (expected > 0)).all())
     for one, other, name in zip(mine, theirs, ("own", "common", "weight", "bias"), strict=True):
         used = {"own": 4, "common": 3}.get(name)
         torch.testing.assert_close(one[..., :used], other[..., :used], rtol=1e-4, atol=1e-4)
@@ -52,16 +52,16 @@ def test_bfloat16_is_the_sum_rounded_once_more(width: int) -> None:
     inputs, starts = given(width, 6), RUNS[2]
     gradient = torch.randn(SIZE, width, generator=torch.Generator().manual_seed(1)).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = run_linear(*inputs, COLUMNS, torch.tensor(starts), relu=True)
-    assert found.dtype == torch.bfloat16
+        actual = run_linear(*inputs, COLUMNS, torch.tensor(starts), relu=True)
+    assert actual.dtype == torch.bfloat16
     own, common, weight, bias = (part.detach().bfloat16() for part in inputs)
     samples = (own[:, :4] @ weight[:, COLUMNS[0]].t()).float()
     runs = torch.addmm(bias, common[:, :3], weight[:, COLUMNS[1]].t()).float()
     expected = (samples + torch.repeat_interleave(runs, torch.tensor(starts).diff(), dim=0)).relu().bfloat16()
-    assert torch.equal(found, expected)
-    mine = torch.autograd.grad(found, inputs, gradient)
+    assert torch.equal(actual, expected)
+    mine = torch.autograd.grad(actual, inputs, gradient)
     # What is rectified is as it was found: rounding may put a sum that is nearly zero on either side.
-    passed = gradient.float() * (found > 0)
+    passed = gradient.float() * (actual > 0)
     sums = torch.stack([part.sum(0) for part in passed.split(torch.tensor(starts).diff().tolist())])
     exact = (
         passed @ weight[:, COLUMNS[0]].float(),
@@ -82,7 +82,7 @@ def test_what_is_no_number_is_not_rectified_to_zero(kind: torch.dtype) -> None:
     own = torch.tensor([[1.0, float("nan")], [-1.0, 2.0]])
     weight, bias, columns = torch.eye(2), torch.zeros(2), (torch.tensor([0, 1]), torch.tensor([], dtype=torch.int64))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == torch.bfloat16):
-        found = run_linear(own, torch.zeros(1, 0), weight, bias, columns, torch.tensor([0, 2]), relu=True)
+        result = run_linear(own, torch.zeros(1, 0), weight, bias, columns, torch.tensor([0, 2]), relu=True)
     # nan * 0 is nan: the first sample has no number anywhere.
-    assert found.isnan().tolist() == [[True, True], [False, False]]
-    assert found[1].tolist() == [0.0, 2.0]
+    assert result.isnan().tolist() == [[True, True], [False, False]]
+    assert result[1].tolist() == [0.0, 2.0]

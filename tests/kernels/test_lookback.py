@@ -54,16 +54,16 @@ def test_counts_are_those_of_looking_at_every_earlier_click(seed: int) -> None:
     shown = np.random.default_rng(seed).integers(0, 9, (len(log), 3))
     # Pieces may not part clicks of one moment.
     cuts = [n for n in range(1, len(log)) if log[n].time != log[n - 1].time][::17]
-    found = piecewise(log, shown, cuts)
-    assert found.shape == (len(log), 3, len(FEATURES) + 2)
+    actual = piecewise(log, shown, cuts)
+    assert actual.shape == (len(log), 3, len(FEATURES) + 2)
     for n, click in enumerate(log):
         for k, item in enumerate(shown[n]):
             if item:
                 spans = {"recent": RECENT, "window": WINDOW, "memory": MEMORY, "second": 2}
                 expected = reference_features(log, click, int(item), **spans)
-                np.testing.assert_array_equal(found[n, k], np.array(expected, dtype=np.float32))
+                np.testing.assert_array_equal(actual[n, k], np.array(expected, dtype=np.float32))
             else:
-                assert not found[n, k].any()
+                assert not actual[n, k].any()
 
 
 @pytest.mark.interpreted

@@ -18,9 +18,9 @@ def random_log(seed: int, clicks: int, users: int, splits: int) -> Log:
     return times, draws.integers(0, users, clicks).astype(np.uint64), draws.integers(0, splits, clicks).astype(np.int8)
 
 
-def draw(log: Log, first: int, last: int, window: int, wanted: int, number: int | None = None) -> np.ndarray:
+def draw(log: Log, first: int, last: int, window: int, negatives: int, number: int | None = None) -> np.ndarray:
     number = first if number is None else number
-    return draw_negatives(*log, clicks=(first, last), window=window, count=wanted, key=7, number=number)
+    return draw_negatives(*log, clicks=(first, last), window=window, count=negatives, key=7, number=number)
 
 
 @pytest.mark.interpreted

@@ -21,8 +21,8 @@ def test_observe_equals_its_reference(features: int, codes: int) -> None:
     state, reference = (new_state(features, codes, 2) for _ in range(2))
     batch = draw(200, features, codes)
     assert observe(state, *batch) == pytest.approx(reference_observe(reference, *batch))
-    for name, actual, wanted in zip(state._fields, state, reference, strict=True):
-        np.testing.assert_allclose(actual, wanted, rtol=2e-4, atol=1e-6, err_msg=name)
+    for name, actual, expected in zip(state._fields, state, reference, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=1e-6, err_msg=name)
 
 
 def test_only_pairs_that_interact_have_large_tests() -> None:

@@ -10,17 +10,17 @@ from stratarec.kernels import rectangles
 
 def test_copies_are_those_of_the_reference_both_ways() -> None:
     source = torch.randn(20, 30)
-    found = rectangles.parts_of(
+    actual = rectangles.parts_of(
         [(5, 7, 31, 30, 3, 9), (0, 4, 0, 30, 0, 4), (2, 30, 90, 30, 200, 30), (1, 1, 599, 1, 399, 1)]
     )
-    mine, want = torch.zeros(400), torch.zeros(400)
-    rectangles.copy_parts(source, mine, found)
-    rectangles.reference_copy_parts(source, want, found)
-    assert torch.equal(mine, want)
+    mine, expected = torch.zeros(400), torch.zeros(400)
+    rectangles.copy_parts(source, mine, actual)
+    rectangles.reference_copy_parts(source, expected, actual)
+    assert torch.equal(mine, expected)
     assert mine.count_nonzero() == 5 * 7 + 60 + 1
     back, wanted = torch.zeros(20, 30), torch.zeros(20, 30)
-    rectangles.copy_parts(mine, back, rectangles.swapped(found))
-    rectangles.reference_copy_parts(want, wanted, rectangles.swapped(found))
+    rectangles.copy_parts(mine, back, rectangles.swapped(actual))
+    rectangles.reference_copy_parts(expected, wanted, rectangles.swapped(actual))
     assert torch.equal(back, wanted)
     assert torch.equal(back.view(-1)[599], source.view(-1)[599])
 

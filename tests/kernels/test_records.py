@@ -23,10 +23,10 @@ def test_gather_scatter_and_bits_equal_the_reference(width: int, count: int) -> 
 
     wanted = bit_rows.test_bits(bits, rows)
     np.testing.assert_array_equal(wanted, reference.test_bits(bits, rows))
-    found, expected = np.full((count, width), 7, np.uint8), np.full((count, width), 7, np.uint8)
-    bit_rows.gather(array, rows, wanted, found)
+    actual, expected = np.full((count, width), 7, np.uint8), np.full((count, width), 7, np.uint8)
+    bit_rows.gather(array, rows, wanted, actual)
     reference.gather(array, rows, wanted, expected)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
     bit_rows.scatter(array, rows, new)
     reference.scatter(expected_array, rows, new)

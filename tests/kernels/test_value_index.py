@@ -36,9 +36,9 @@ def check(vocabularies: list[VocabularyKeys], asked: list[tuple[int, list[int], 
         vocabularies=np.array([number for number, _, _ in asked], dtype=np.int64),
         texts=texts([text for place in ordered for text in asked[place][2] or ()]),
     )
-    found = ValueIndex(vocabularies).find(query)
-    np.testing.assert_array_equal(found, reference_find(vocabularies, query))
-    return found.tolist()
+    result = ValueIndex(vocabularies).find(query)
+    np.testing.assert_array_equal(result, reference_find(vocabularies, query))
+    return result.tolist()
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 9, 1000])

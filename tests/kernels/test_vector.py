@@ -35,13 +35,13 @@ def reducer(lanes: int) -> Any:
 def in_order(row: np.ndarray) -> np.float32:
     """16 lanes, block after block, of which the last may be short, then halves."""
     lanes = 16 if len(row) >= 16 else np.gcd(len(row), 16)
-    found = row[:lanes].copy()
+    result = row[:lanes].copy()
     for first in range(lanes, len(row), lanes):
         part = row[first : first + lanes]
-        found[: len(part)] += part
-    while len(found) > 1:
-        found = found[: len(found) // 2] + found[len(found) // 2 :]
-    return np.float32(found[0])
+        result[: len(part)] += part
+    while len(result) > 1:
+        result = result[: len(result) // 2] + result[len(result) // 2 :]
+    return np.float32(result[0])
 
 
 @pytest.mark.interpreted

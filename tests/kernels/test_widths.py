@@ -90,9 +90,9 @@ def test_rows_of_every_width_are_pooled_into_large_outputs() -> None:
         gathered = torch.full((SAMPLES, width), -1.0)
         assert gather(weights, group_of(width, width), bags, 1, gathered) == -1
         np.testing.assert_array_equal(gathered.numpy(), rows[1], err_msg=f"width {width}")
-        gradient, found = np.ones((SAMPLES, 2 * width), np.float32), torch.zeros(2 * SAMPLES)
-        weight_gradient(weights, group_of(width, width), bags, torch.from_numpy(gradient), found)
-        np.testing.assert_allclose(found, rows.sum(-1).reshape(-1), rtol=1e-4, atol=1e-4, err_msg=f"width {width}")
+        gradient, actual = np.ones((SAMPLES, 2 * width), np.float32), torch.zeros(2 * SAMPLES)
+        weight_gradient(weights, group_of(width, width), bags, torch.from_numpy(gradient), actual)
+        np.testing.assert_allclose(actual, rows.sum(-1).reshape(-1), rtol=1e-4, atol=1e-4, err_msg=f"width {width}")
 
 
 def rule_of(kind: str) -> RowUpdate:
@@ -128,8 +128,8 @@ def test_rows_of_every_width_are_updated() -> None:
         for row, total in reference.row_gradients(lookups).items():
             reference.update_row(rule, expected[row], total, state_of(rule, slots, row, width))
         update(slots, group_of(width, width), bags, Gradients(gradient, []), rule, UpdateWorkspace())
-        found = torch.from_numpy(weights).view(ROWS, width)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, msg=f"width {width}, {rule.kind}")
+        actual = torch.from_numpy(weights).view(ROWS, width)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, msg=f"width {width}, {rule.kind}")
 
 
 @pytest.mark.slow
@@ -141,10 +141,10 @@ def test_products_of_rows_of_every_width() -> None:
         dense, pooled = torch.randn(1, width, generator=draws), torch.randn(1, 3, width, generator=draws)
         inputs = [dense.requires_grad_(), pooled.requires_grad_()]
         expected = plain_interaction(dense, pooled)
-        found = dot_interaction(dense, pooled)[:, : expected.shape[1]]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, msg=f"width {width}")
+        actual = dot_interaction(dense, pooled)[:, : expected.shape[1]]
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, msg=f"width {width}")
         for mine, plain in zip(
-            torch.autograd.grad(found.sum(), inputs), torch.autograd.grad(expected.sum(), inputs), strict=True
+            torch.autograd.grad(actual.sum(), inputs), torch.autograd.grad(expected.sum(), inputs), strict=True
         ):
             torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-4, msg=f"width {width}")
         sample, events = dense.detach(), pooled.detach()[0]

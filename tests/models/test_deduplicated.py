@@ -96,11 +96,11 @@ def test_pooled_vectors_have_the_bits_of_the_expanded_path(
     grouped = numbered(grouped) if spare is None else grouped
     request = Request.of(grouped, model.network.sequence_keys)
     with torch.no_grad():
-        _, found, _, runs = model.vectors(grouped, request)
+        _, actual, _, runs = model.vectors(grouped, request)
         if runs is not None:
-            found = runs.expand(found.view(grouped.size, -1, model.network.width)).flatten(1)
+            actual = runs.expand(actual.view(grouped.size, -1, model.network.width)).flatten(1)
         expected = model.embeddings(grouped.expanded(KEYS).sparse).pooled
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
     fewer = request.features.values.numel() < grouped.expanded(KEYS).sparse.values.numel()
     assert fewer or spare or scattered, "nothing was looked up once for several samples"
 
@@ -116,9 +116,9 @@ def test_where_few_ids_are_spared_groups_are_looked_up_by_sample(pooling: str, m
         request = Request.of(grouped, keys)
         assert (request.starts is None) == by_sample
         with torch.no_grad():
-            _, found, _, runs = model.vectors(grouped, request)
-            found = found if runs is None else runs.expand(found.view(grouped.size, -1, 4)).flatten(1)
-            assert torch.equal(found, model.embeddings(grouped.expanded(KEYS).sparse).pooled)
+            _, result, _, runs = model.vectors(grouped, request)
+            result = result if runs is None else runs.expand(result.view(grouped.size, -1, 4)).flatten(1)
+            assert torch.equal(result, model.embeddings(grouped.expanded(KEYS).sparse).pooled)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])

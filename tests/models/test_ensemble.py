@@ -30,65 +30,65 @@ NAMES = ("item", "tags", "place")
 def score(dense: int) -> Any:
     """Of float64, in evaluation, with random weights and quantiles of which two are equal."""
     torch.manual_seed(1)
-    made = build_network(CONFIG, schema(dense, history=False), NAMES).score.double().eval()
-    for weight in made.parameters():
+    network = build_network(CONFIG, schema(dense, history=False), NAMES).score.double().eval()
+    for weight in network.parameters():
         nn.init.normal_(weight, 0.3, 0.5)
-    made.out.weights.copy_(torch.rand(K).softmax(0))
+    network.out.weights.copy_(torch.rand(K).softmax(0))
     if dense:
         edges = torch.tensor([[-2.0, -1.0, -1.0, 0.5, 1.0, 2.0]]).repeat(dense, 1) + torch.arange(dense).unsqueeze(1)
-        made.set_quantiles(edges)
-    return made
+        network.set_quantiles(edges)
+    return network
 
 
 def bins(x: float, edges: list[float]) -> list[float]:
     """Formula 1 of Gorishniy et al. 2022 with ends that are flat."""
-    found = []
+    results = []
     for low, high in pairwise(edges):
-        found.append(0.0 if low == high or x <= low else 1.0 if x >= high else (x - low) / (high - low))
-    return found
+        results.append(0.0 if low == high or x <= low else 1.0 if x >= high else (x - low) / (high - low))
+    return results
 
 
-def member(made: Any, k: int, x: Tensor, rows: Tensor) -> Tensor:
+def member(network: Any, k: int, x: Tensor, rows: Tensor) -> Tensor:
     """One member's logit of one sample, by its formula."""
-    parts, logit = [], made.out.bias[k : k + 1].clone()
+    parts, logit = [], network.out.bias[k : k + 1].clone()
     for i in range(len(x)):
-        z = torch.tensor(bins(float(x[i]), made.numbers.encode.edges[i].tolist()), dtype=torch.float64)
-        vectors = (z @ made.numbers.weight[i] + made.numbers.bias[i, 0]).relu()
+        z = torch.tensor(bins(float(x[i]), network.numbers.encode.edges[i].tolist()), dtype=torch.float64)
+        vectors = (z @ network.numbers.weight[i] + network.numbers.bias[i, 0]).relu()
         parts.append(vectors[k * D : (k + 1) * D])
-        logit = logit + x[i].clamp(-8, 8) * made.numbers.first[i, k]
+        logit = logit + x[i].clamp(-8, 8) * network.numbers.first[i, k]
     for row in rows:
         own = row[k * (D + 1) : (k + 1) * (D + 1)]
         parts.append(own[:D])
         logit = logit + own[D]
     hidden = torch.cat(parts)
-    for place, layer in enumerate(made.layers):
+    for place, layer in enumerate(network.layers):
         hidden = hidden @ layer.weight[k] + layer.bias[k, 0]
-        hidden = hidden.relu() if place < len(made.layers) - 1 else hidden
+        hidden = hidden.relu() if place < len(network.layers) - 1 else hidden
     return logit + hidden
 
 
 @pytest.mark.parametrize("dense", [0, 2])
 def test_a_score_is_the_weighted_mean_of_its_members_and_training_sees_each(dense: int) -> None:
-    made = score(dense)
+    ensemble = score(dense)
     numbers = torch.randn(5, dense, dtype=torch.float64) * 4
     vectors = torch.randn(5, len(NAMES), CONFIG.vector_width, dtype=torch.float64)
     each = torch.stack(
-        [torch.cat([member(made, k, x, rows) for k in range(K)]) for x, rows in zip(numbers, vectors, strict=True)]
+        [torch.cat([member(ensemble, k, x, rows) for k in range(K)]) for x, rows in zip(numbers, vectors, strict=True)]
     )
-    mean = (each * made.out.weights).sum(1)
-    torch.testing.assert_close(made(numbers, vectors), mean, rtol=1e-5, atol=1e-5, check_dtype=False)
-    made.separate = True
-    torch.testing.assert_close(made(numbers, vectors), each, rtol=1e-5, atol=1e-5, check_dtype=False)
-    for dropout in dropouts(made):
+    mean = (each * ensemble.out.weights).sum(1)
+    torch.testing.assert_close(ensemble(numbers, vectors), mean, rtol=1e-5, atol=1e-5, check_dtype=False)
+    ensemble.separate = True
+    torch.testing.assert_close(ensemble(numbers, vectors), each, rtol=1e-5, atol=1e-5, check_dtype=False)
+    for dropout in dropouts(ensemble):
         dropout.dropped = [0] * len(dropout.dropped)
-    made.separate, _ = False, made.train()
-    torch.testing.assert_close(made(numbers, vectors), each, rtol=1e-5, atol=1e-5, check_dtype=False)
+    ensemble.separate, _ = False, ensemble.train()
+    torch.testing.assert_close(ensemble(numbers, vectors), each, rtol=1e-5, atol=1e-5, check_dtype=False)
 
 
 def test_kinds_drop_outputs_and_fields_at_their_own_rates() -> None:
-    made = EnsembleScore(CONFIG, 0, 400).train()
-    seed_dropout(dropouts(made), 1)
-    hidden = made.dropouts[0](torch.ones(K, 50, 400))
+    ensemble = EnsembleScore(CONFIG, 0, 400).train()
+    seed_dropout(dropouts(ensemble), 1)
+    hidden = ensemble.dropouts[0](torch.ones(K, 50, 400))
     rates = [{"dropout": 0.3, "narrow": 0.0}.get(kind, 0.1) for kind in CONFIG.kinds]
     for k, rate in enumerate(rates):
         torch.testing.assert_close((hidden[k] == 0).float().mean(), torch.tensor(rate), atol=0.01, rtol=0)
@@ -98,17 +98,17 @@ def test_kinds_drop_outputs_and_fields_at_their_own_rates() -> None:
 
 
 def test_a_member_drops_fields_with_their_first_order_weights() -> None:
-    made = EnsembleScore(CONFIG, 0, 2).train()
-    for weight in made.parameters():
+    ensemble = EnsembleScore(CONFIG, 0, 2).train()
+    for weight in ensemble.parameters():
         nn.init.zeros_(weight)
-    for layer in made.layers:  # the output of the network is the first number of the first field
+    for layer in ensemble.layers:  # the output of the network is the first number of the first field
         nn.init.ones_(layer.weight[:, 0, 0])
-    seed_dropout(dropouts(made), 1)
-    for dropout in made.dropouts:
+    seed_dropout(dropouts(ensemble), 1)
+    for dropout in ensemble.dropouts:
         dropout.dropped = [0] * len(dropout.dropped)
     rows = torch.ones(4000, 2, K, D + 1)
     rows[..., -1] = torch.tensor([10.0, 100.0]).view(2, 1)
-    logits = made(torch.zeros(4000, 0), rows.flatten(2))
+    logits = ensemble(torch.zeros(4000, 0), rows.flatten(2))
     for k, kind in enumerate(CONFIG.kinds):
         if kind != "field_dropout":
             assert len(logits[:, k].unique()) == 1
@@ -134,22 +134,22 @@ def test_trees_compare_numbers_ids_and_lengths_in_the_order_of_the_schema() -> N
 
 
 def test_every_tensor_that_trains_has_a_part_for_each_member() -> None:
-    made = score(2)
-    for name, weight in made.named_parameters():
-        view = made.by_member(name, weight.detach())
+    ensemble = score(2)
+    for name, weight in ensemble.named_parameters():
+        view = ensemble.by_member(name, weight.detach())
         assert view is not None
         assert view.shape[0] == K
         view.zero_()
         assert not weight.any()
-    assert made.by_member("out.weights", made.out.weights) is None
+    assert ensemble.by_member("out.weights", ensemble.out.weights) is None
 
 
 def test_vectors_that_samples_share_score_as_if_each_had_its_own() -> None:
-    made, runs = score(1).float(), Runs(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True))
+    ensemble, runs = score(1).float(), Runs(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True))
     rows = torch.randn(6, 3, CONFIG.vector_width)
     own = rows.clone()
     own[:, ::2] = rows[:3, ::2].repeat_interleave(torch.tensor([3, 1, 2]), dim=0)
-    torch.testing.assert_close(made(torch.ones(6, 1), rows, runs), made(torch.ones(6, 1), own))
+    torch.testing.assert_close(ensemble(torch.ones(6, 1), rows, runs), ensemble(torch.ones(6, 1), own))
 
 
 @pytest.mark.parametrize("weighted", [False, True])

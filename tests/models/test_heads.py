@@ -38,8 +38,8 @@ def test_a_mixture_of_experts_is_the_formula() -> None:
     torch.manual_seed(0)
     heads = MMoE(6, 3, HeadsConfig(kind="mmoe", tower_mlp=(3,), experts=2, expert_mlp=(5, 4)), MLP)
     inputs = torch.randn(7, 6)
-    found = heads(inputs)
-    for x, logits in zip(inputs, found, strict=True):
+    result = heads(inputs)
+    for x, logits in zip(inputs, result, strict=True):
         experts = [mlp(expert, x) for expert in heads.experts]
         for k, (body, out) in enumerate(heads.towers):  # type: ignore[misc]
             gate = torch.exp(heads.gates[k].weight @ x)  # type: ignore[operator]
@@ -86,9 +86,9 @@ def test_the_loss_is_the_weighted_sum_of_masked_means() -> None:
         )  # fmt: skip
         expected = expected + factors[place] * (weight[known] * loss).sum() / weight[known].sum()
     objective = Objective(factors)
-    found = objective.mean(logits, batch)
-    torch.testing.assert_close(found, expected)
-    grads = [torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (found, expected)]
+    actual = objective.mean(logits, batch)
+    torch.testing.assert_close(actual, expected)
+    grads = [torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (actual, expected)]
     torch.testing.assert_close(*grads)
     assert grads[0].isfinite().all()
     # Two processes with a part of the batch each.

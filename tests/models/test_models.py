@@ -101,7 +101,7 @@ def test_the_content_of_the_padding_changes_neither_score_nor_gradient(config: M
     with torch.no_grad():
         dense, pooled, (history,), _ = model.vectors(batch_of(HISTORIES), model.request(batch_of(HISTORIES)))
         rows, mask = history.padded()
-    found = []
+    results = []
     for filling in (0.0, 1e3):
         padded = torch.where(mask.unsqueeze(-1), rows, filling).requires_grad_()
         model.zero_grad()
@@ -110,8 +110,8 @@ def test_the_content_of_the_padding_changes_neither_score_nor_gradient(config: M
         assert padded.grad is not None
         assert (padded.grad[~mask] == 0).all()
         weights = [weight.grad.clone() for weight in model.network.parameters() if weight.grad is not None]
-        found.append((scores.detach(), padded.grad[mask], *weights))
-    for plain, filled in zip(*found, strict=True):
+        results.append((scores.detach(), padded.grad[mask], *weights))
+    for plain, filled in zip(*results, strict=True):
         torch.testing.assert_close(plain, filled, rtol=1e-5, atol=1e-6)
     assert (model.network.poolings[0].padded(pooled[:, :4], rows, mask)[1] == 0).all()  # type: ignore[operator], "an empty history is no zero"
 
@@ -120,7 +120,7 @@ def test_the_content_of_the_padding_changes_neither_score_nor_gradient(config: M
 @pytest.mark.parametrize("pooling", POOLINGS[1:])
 def test_padded_histories_score_and_train_as_jagged_ones(config: ModelConfig, pooling: Any) -> None:
     model = build_model(with_history(config, pooling), schema(), ROWS)
-    found = []
+    results = []
     for padded in (False, True):
         dense, pooled, (history,), _ = model.vectors(batch_of(HISTORIES), model.request(batch_of(HISTORIES)))
         if padded:
@@ -128,8 +128,8 @@ def test_padded_histories_score_and_train_as_jagged_ones(config: ModelConfig, po
         else:
             scores = model.network(dense, pooled, [history])
         (gradient,) = torch.autograd.grad(scores.square().sum(), history.rows)
-        found.append((scores.detach(), gradient))
-    for one, other in zip(*found, strict=True):
+        results.append((scores.detach(), gradient))
+    for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 

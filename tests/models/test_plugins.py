@@ -62,8 +62,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def content(root: Path, **model: Any) -> dict[str, Any]:
-    made = tiny(root, epochs=1, max_steps=20, eval_every=0)
-    return made | {"model": {"kind": "nfm", "embedding_dim": 4, "deep_mlp": [8], **model}}
+    config = tiny(root, epochs=1, max_steps=20, eval_every=0)
+    return config | {"model": {"kind": "nfm", "embedding_dim": 4, "deep_mlp": [8], **model}}
 
 
 def test_the_documentation_shows_the_package() -> None:
@@ -75,9 +75,9 @@ def test_the_documentation_shows_the_package() -> None:
 @pytest.mark.slow
 def test_a_model_of_a_package_is_trained_by_the_command_line_and_exported(site: Path, tmp_path: Path) -> None:
     install_example(site)
-    made = content(tmp_path, dropout=0.1)
-    prepared(Recipe.from_dict(made).data)
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made))
+    config = content(tmp_path, dropout=0.1)
+    prepared(Recipe.from_dict(config).data)
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(config))
     paths = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     subprocess.run(
         [sys.executable, "-m", "stratarec", "train", "r.yaml"], cwd=tmp_path, check=True,

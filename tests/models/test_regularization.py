@@ -12,13 +12,13 @@ from stratarec.models.layers import BatchNorm, Dropout, seed_dropout, statistics
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_dropout_keeps_the_mean_and_its_gradient_has_its_mask(kind: torch.dtype) -> None:
     layer, inputs = Dropout(0.3), torch.ones(200, 500, dtype=kind, requires_grad=True)
-    found = layer(inputs)
-    assert found.dtype == kind
-    assert found.unique().tolist() == pytest.approx([0.0, torch.tensor(1 / 0.7, dtype=kind).item()], rel=1e-4)
-    assert float((found == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
-    found.sum().backward()
+    result = layer(inputs)
+    assert result.dtype == kind
+    assert result.unique().tolist() == pytest.approx([0.0, torch.tensor(1 / 0.7, dtype=kind).item()], rel=1e-4)
+    assert float((result == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
+    result.sum().backward()
     assert inputs.grad is not None
-    assert torch.equal(inputs.grad, found)
+    assert torch.equal(inputs.grad, result)
     assert torch.equal(layer.eval()(inputs), inputs)
 
 

@@ -66,8 +66,8 @@ def grouped(*, apart: bool) -> Batch:
     return whole.replace(sparse=whole.sparse.select(KEYS[:2]), groups=(group,))
 
 
-def event_rows(made: CTRModel, bag: list[int]) -> Tensor:
-    tables = {name: made.embeddings.table(name)["weight"] for name in ROWS}
+def event_rows(ctr_model: CTRModel, bag: list[int]) -> Tensor:
+    tables = {name: ctr_model.embeddings.table(name)["weight"] for name in ROWS}
     if not bag:
         return torch.zeros(0, 4)
     return torch.stack([tables["item"][i] + tables["kind"][i % 6] + tables["dwell"][i % 4] for i in bag])
@@ -75,41 +75,43 @@ def event_rows(made: CTRModel, bag: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("pooling", ["target_attention", "transformer"])
 def test_an_event_is_the_sum_of_its_columns(pooling: str) -> None:
-    made, given = model(pooling).eval(), batch()
-    assert made.embeddings.pooled_keys == ("item", "kind")
-    tables = {name: made.embeddings.table(name)["weight"] for name in ROWS}
+    ctr_model, given = model(pooling).eval(), batch()
+    assert ctr_model.embeddings.pooled_keys == ("item", "kind")
+    tables = {name: ctr_model.embeddings.table(name)["weight"] for name in ROWS}
     item, kind = (tables[name][given.sparse[name].values.long()] for name in ("item", "kind"))
     rows, mask = torch.zeros(len(SEQUENCES), 6, 4), torch.zeros(len(SEQUENCES), 6, dtype=torch.bool)
     for place, bag in enumerate(SEQUENCES):
-        rows[place, : len(bag)], mask[place, : len(bag)] = event_rows(made, bag), True
+        rows[place, : len(bag)], mask[place, : len(bag)] = event_rows(ctr_model, bag), True
     with torch.no_grad():
-        pooled = made.network.poolings[0].padded(item + kind, rows, mask)  # type: ignore[operator]
-        expected = made.network.score(given.dense, torch.stack([item, kind, pooled], 1))
-        torch.testing.assert_close(made(given), expected, rtol=1e-5, atol=1e-6)
+        pooled = ctr_model.network.poolings[0].padded(item + kind, rows, mask)  # type: ignore[operator]
+        expected = ctr_model.network.score(given.dense, torch.stack([item, kind, pooled], 1))
+        torch.testing.assert_close(ctr_model(given), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("pooling", ["mean", "target_attention", "transformer"])
 def test_distinct_sequences_score_and_train_as_expanded_ones(pooling: str, apart: bool) -> None:
     pair = [model(pooling), model(pooling)]
-    for made, given in zip(pair, (grouped(apart=apart), batch()), strict=True):
+    for ctr_model, given in zip(pair, (grouped(apart=apart), batch()), strict=True):
         for _ in range(3):
-            made.zero_grad()
-            scores = made(given)
+            ctr_model.zero_grad()
+            scores = ctr_model(given)
             scores.square().sum().backward()
-    for one, other in zip(*(made.network.parameters() for made in pair), strict=True):
+    for one, other in zip(*(ctr_model.network.parameters() for ctr_model in pair), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
     for name in ROWS:
-        one, other = (made.embeddings.table(name)["weight"] for made in pair)
+        one, other = (ctr_model.embeddings.table(name)["weight"] for ctr_model in pair)
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
         assert not torch.equal(one, model(pooling).embeddings.table(name)["weight"]), "the table was not trained"
 
 
 @pytest.mark.parametrize("pooling", ["target_attention", "transformer"])
 def test_padded_sequences_score_as_jagged_ones(pooling: str) -> None:
-    made, given = model(pooling).eval(), batch()
+    ctr_model, given = model(pooling).eval(), batch()
     with torch.no_grad():
-        dense, pooled, histories, _ = made.vectors(given, made.request(given))
-        assert made.network.sequence_keys == KEYS[2:]
+        dense, pooled, histories, _ = ctr_model.vectors(given, ctr_model.request(given))
+        assert ctr_model.network.sequence_keys == KEYS[2:]
         padded = [part for history in histories for part in history.padded()]
-        torch.testing.assert_close(made.network.padded(dense, pooled, *padded), made(given), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            ctr_model.network.padded(dense, pooled, *padded), ctr_model(given), rtol=1e-5, atol=1e-6
+        )

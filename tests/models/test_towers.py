@@ -79,7 +79,7 @@ def test_the_output_of_a_dot_tower_follows_its_formula(count: int, width: int, c
     torch.manual_seed(0)
     module = DotTower(TowersConfig(plan=PLAN, compression=compression), count, width)
     vectors = torch.randn(5, count, width)
-    told = module(torch.zeros(5, 0), vectors)
+    output = module(torch.zeros(5, 0), vectors)
     low = torch.tril_indices(count, count, -1)
     products = torch.einsum("bfd,bgd->bfg", vectors, vectors)[:, low[0], low[1]]
     expected = []
@@ -89,8 +89,8 @@ def test_the_output_of_a_dot_tower_follows_its_formula(count: int, width: int, c
         given = torch.cat([products, vectors.flatten(1)], dim=1) if module.expanded else products
         expected.append(given if module.selection is None else module.selection(given))
     assert module.expanded == (count * width / compression < width)
-    torch.testing.assert_close(told, torch.cat(expected, dim=1), rtol=1e-5, atol=1e-5)
-    assert told.shape[1] == module.vectors * width + module.numbers <= count * width / compression
+    torch.testing.assert_close(output, torch.cat(expected, dim=1), rtol=1e-5, atol=1e-5)
+    assert output.shape[1] == module.vectors * width + module.numbers <= count * width / compression
 
 
 @pytest.mark.parametrize("pooling", ["mean", "target_attention"])

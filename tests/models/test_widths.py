@@ -32,8 +32,8 @@ def config(pooling: Any = "mean", dims: dict[str, int] = DIMS, cross: bool = Fal
     return DLRMConfig(bottom_mlp=(8,), top_mlp=(16,), **shared)
 
 
-def built(made: ModelConfig) -> CTRModel:
-    return build_model(made, schema(), ROWS, optimizer=RowOptimizerConfig(kind="sgd", learning_rate=0.5), seed=3)
+def built(config: ModelConfig) -> CTRModel:
+    return build_model(config, schema(), ROWS, optimizer=RowOptimizerConfig(kind="sgd", learning_rate=0.5), seed=3)
 
 
 def test_a_vector_is_its_projected_row() -> None:
@@ -43,11 +43,11 @@ def test_a_vector_is_its_projected_row() -> None:
     item, os = (layer.weight for layer in model.network.projections)
     with torch.no_grad():
         pooled = model.embeddings(given.sparse).pooled
-        found = model.network.projections.of_pooled(pooled)
+        actual = model.network.projections.of_pooled(pooled)
         places = dict(zip(model.embeddings.pooled_keys, pooled.split([16, 16, 4, 8], 1), strict=True))
         assert model.embeddings.pooled_keys == ("item", "history", "os", "tags")
         expected = [places["item"] @ item.T, places["history"] @ item.T, places["os"] @ os.T, places["tags"]]
-    torch.testing.assert_close(found, torch.stack(expected, 1))
+    torch.testing.assert_close(actual, torch.stack(expected, 1))
 
 
 @pytest.mark.parametrize("cross", [False, True])
@@ -71,23 +71,23 @@ def test_a_run_with_tiers_predicts_what_its_export_scores(tmp_path: Path) -> Non
     draws = np.random.default_rng(0)
     log = pl.DataFrame({name: draws.integers(0, most, 1500) for name, most in (("click", 2), ("item", 300), ("os", 5))})
     log.write_parquet(tmp_path / "log.parquet")
-    made = tiny(tmp_path, epochs=1, max_steps=8)
+    config = tiny(tmp_path, epochs=1, max_steps=8)
     schema = {"label": "click", "sparse": [{"name": "item"}, {"name": "os"}]}
-    made["data"]["source"] = {"kind": "parquet", "paths": [str(tmp_path / "log.parquet")], "schema": schema}
-    made["model"] |= {"embedding_dims": {"os": 4}, "embedding_dim": 8}
-    made["memory"] = {"precision": "int8", "cache": {"fraction": 0.5, "ways": 8}}
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made))
+    config["data"]["source"] = {"kind": "parquet", "paths": [str(tmp_path / "log.parquet")], "schema": schema}
+    config["model"] |= {"embedding_dims": {"os": 4}, "embedding_dim": 8}
+    config["memory"] = {"precision": "int8", "cache": {"fraction": 0.5, "ways": 8}}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(config))
     assert main(["prepare", str(tmp_path / "r.yaml"), "-q"]) == 0
     assert main(["plan", str(tmp_path / "r.yaml")]) == 0
     assert main(["train", str(tmp_path / "r.yaml"), "-q"]) == 0
     assert main(["check", str(tmp_path / "run")]) == 0
     assert main(["predict", str(tmp_path / "run"), "-q", "-o", str(tmp_path / "s.parquet")]) == 0
     assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "e"), "-q"]) == 0
-    found = pl.read_parquet(tmp_path / "s.parquet")
-    scores = Scorer.open(tmp_path / "e").score(log[found["row"].to_numpy() - 1])
-    np.testing.assert_allclose(found["score"], scores, rtol=1e-5)
-    wrong = {**made, "model": made["model"] | {"embedding_dims": {"oz": 2}}}
+    result = pl.read_parquet(tmp_path / "s.parquet")
+    scores = Scorer.open(tmp_path / "e").score(log[result["row"].to_numpy() - 1])
+    np.testing.assert_allclose(result["score"], scores, rtol=1e-5)
+    wrong = {**config, "model": config["model"] | {"embedding_dims": {"oz": 2}}}
     with refuses(ConfigError, "model.embedding_dims.oz"):
         Recipe.from_dict(wrong)
     with refuses(ConfigError, "model.embedding_dims.os 0 1"):
-        Recipe.from_dict({**made, "model": made["model"] | {"embedding_dims": {"os": 0}}})
+        Recipe.from_dict({**config, "model": config["model"] | {"embedding_dims": {"os": 0}}})

@@ -31,11 +31,11 @@ def shape(width: int, kind: str = "sgd") -> RowShape:
 def parts(
     row: RowShape, rows: int, slots: int, codec: CodecConfig, home: str = "dram", **options: object
 ) -> dict[str, int]:
-    made: Parts = cached_bytes(
+    components: Parts = cached_bytes(
         row, rows, home=home, codec=codec, slots=slots,
         **{"counters": False, "traffic": NO_TRAFFIC, **options},  # type: ignore[arg-type]
     )  # fmt: skip
-    return {f"{memory} {name}": size for memory, named in made.items() for name, size in named.items()}
+    return {f"{memory} {name}": size for memory, named in components.items() for name, size in named.items()}
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_a_record_is_what_the_codec_writes(
     codec = RecordCodec(config, width=width, row_state=row_state, full_state=full_state, clock=clock)
     row = RowShape(width=width, row_state=row_state, full_state=full_state, clock=clock)
     assert record_bytes(config, row) == codec.record_bytes
-    found = parts(row, 10, 0, config)
-    assert sum(size for name, size in found.items() if "record" in name) == 10 * codec.record_bytes
-    assert found.get("dram record state", 0) == 10 * ({"fp32": 4, "bf16": 2}[state] * row.state_floats + 4 * clock)
+    result = parts(row, 10, 0, config)
+    assert sum(size for name, size in result.items() if "record" in name) == 10 * codec.record_bytes
+    assert result.get("dram record state", 0) == 10 * ({"fp32": 4, "bf16": 2}[state] * row.state_floats + 4 * clock)
 
 
 def test_a_table_in_level_0_has_weights_and_state_alone() -> None:
@@ -85,17 +85,17 @@ def test_a_table_in_level_0_has_weights_and_state_alone() -> None:
 
 def test_a_log_has_locations_in_dram_and_room_for_superseded_records() -> None:
     traffic = BatchDemand(lookups=100, distinct=50, batches=2)
-    found = parts(shape(16, "rowwise_adagrad"), 1000, 136, CodecConfig(kind="int8"), home="log", traffic=traffic)
+    result = parts(shape(16, "rowwise_adagrad"), 1000, 136, CodecConfig(kind="int8"), home="log", traffic=traffic)
     record, blocks = 16 + 4 + 4, 8  # 128 cells of 32 bytes in 4096
-    assert found["dram locations"] == 4000
-    assert found["dram bitmaps"] == 125
-    assert found["dram staging"] == 2 * 4 * 100 + 60 * (100 + 136 / 16) + 1.25 * record * 50
-    assert found["block block padding"] == blocks * 4096 - 1000 * record
-    assert found["block dead space"] == int(blocks * 4096 * (0.5 + 4 / 64))
+    assert result["dram locations"] == 4000
+    assert result["dram bitmaps"] == 125
+    assert result["dram staging"] == 2 * 4 * 100 + 60 * (100 + 136 / 16) + 1.25 * record * 50
+    assert result["block block padding"] == blocks * 4096 - 1000 * record
+    assert result["block dead space"] == int(blocks * 4096 * (0.5 + 4 / 64))
     more = parts(shape(16, "rowwise_adagrad"), 1000, 136, CodecConfig(kind="int8"), home="log", dram_rows=80)
     assert more["dram record weights"] + more["dram record parameters"] + more["dram record state"] == 80 * record
     assert more["dram bitmaps"] == 125 + 2 * 10
-    assert more["block record weights"] == found["block record weights"]
+    assert more["block record weights"] == result["block record weights"]
 
 
 @given(rows=st.integers(1, 1 << 40), ways=st.integers(1, 256))

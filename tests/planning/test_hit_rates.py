@@ -41,12 +41,12 @@ def test_bins_give_the_distinct_rows_of_the_exact_sum(counts: list[int], lookups
 @pytest.mark.parametrize("rows", [1, 5, 128, 129, 20_000])
 def test_a_zipf_table_is_the_exact_one_in_bins(rows: int) -> None:
     weight = np.arange(1, rows + 1) ** -1.1
-    found = Popularity.zipf(rows, 1.1)
-    assert found.total_rows == pytest.approx(rows)
+    result = Popularity.zipf(rows, 1.1)
+    assert result.total_rows == pytest.approx(rows)
     for lookups in (1.0, 100.0, 10_000.0):
         share = np.minimum(weight / weight.sum(), 1 - 1e-15)
         exact = float((1 - (1 - share) ** lookups).sum())
-        assert found.distinct(lookups) == pytest.approx(exact, rel=2e-3)
+        assert result.distinct(lookups) == pytest.approx(exact, rel=2e-3)
 
 
 ROWS, LOOKUPS, BATCHES, WARM = 20_000, 400, 600, 300
@@ -110,8 +110,8 @@ def test_misses_of_the_last_rows_meet_a_simulated_lru_within_four_percent(first:
 def test_sets_of_32_ways_miss_a_few_percent_more_than_predicted() -> None:
     popularity = Popularity.zipf(ROWS, 1.1)
     predicted = misses(popularity, lookups=LOOKUPS, slots=93 * 32, policy="lru")
-    found = simulate_lru(batches(1.1), 93, 32)
-    assert 0.98 < found / predicted < 1.05
+    result = simulate_lru(batches(1.1), 93, 32)
+    assert 0.98 < result / predicted < 1.05
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 3])
@@ -144,10 +144,10 @@ def test_misses_fall_with_slots_from_no_more_than_all_to_none(
 ) -> None:
     popularity = Popularity.from_counts(np.array(counts, dtype=np.int64))
     least = min(popularity.distinct(lookups * (lookahead + 1)), popularity.used_rows)
-    found = [
+    results = [
         misses(popularity, lookups=lookups, slots=slots, policy=policy, lookahead=lookahead)
         for slots in np.linspace(least, popularity.used_rows, 9)
     ]
-    assert found[0] <= popularity.distinct(lookups) + 1e-6
-    assert found[-1] == 0
-    assert all(later <= sooner + 1e-6 for sooner, later in pairwise(found))
+    assert results[0] <= popularity.distinct(lookups) + 1e-6
+    assert results[-1] == 0
+    assert all(later <= sooner + 1e-6 for sooner, later in pairwise(results))

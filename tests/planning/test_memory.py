@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzzing.artefacts import TIERS, make_log, place_tables, recipe
+from fuzzing.artefacts import TIERS, make_log, make_recipe, place_tables
 
 from errors import refuses
 from recipes import tiny
@@ -40,9 +40,9 @@ def test_the_section_survives_a_round_trip(tmp_path: Path) -> None:
 def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     root = tmp_path_factory.mktemp("plan")
     make_log(root)
-    made = recipe(root, root / "run", memory=TIERS)
-    prepare(made.data)
-    plan = place_tables("cached", made)
+    recipe = make_recipe(root, root / "run", memory=TIERS)
+    prepare(recipe.data)
+    plan = place_tables("cached", recipe)
     assert plan is not None
     return plan.to_dict()
 
@@ -58,12 +58,12 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ids=str,
 )  # fmt: skip
 def test_numbers_that_no_plan_has_are_named(content: dict[str, Any], tmp_path: Path, field: str, value: Any) -> None:
-    made = json.loads(json.dumps(content))
-    cached = next(table for table in made["tables"] if table["tier"] != "level0")
+    changed = json.loads(json.dumps(content))
+    cached = next(table for table in changed["tables"] if table["tier"] != "level0")
     cached[field] = value
     if value != value:
-        (tmp_path / "plan.json").write_text(json.dumps(made))
+        (tmp_path / "plan.json").write_text(json.dumps(changed))
     else:
-        write_sealed(tmp_path / "plan.json", made)
+        write_sealed(tmp_path / "plan.json", changed)
     with refuses(DatasetError, "NaN" if value != value else field):
         Plan.load(tmp_path / "plan.json").summary  # noqa: B018

@@ -110,39 +110,39 @@ def test_hot_rows_have_part_of_the_gpu_memory() -> None:
         config.remaining(4 << 20, "memory.hbm")
 
 
-def kinds(made: Plan) -> dict[str, tuple[str, str]]:
-    return {each.table: (each.tier, each.codec.kind) for each in made.tables}
+def kinds(placed: Plan) -> dict[str, tuple[str, str]]:
+    return {each.table: (each.tier, each.codec.kind) for each in placed.tables}
 
 
 def test_without_a_budget_every_table_is_float32_in_level_0() -> None:
-    made = plan()
-    assert set(kinds(made).values()) == {("level0", "fp32")}
-    assert made.hit_rate == 1
-    assert made.float32_bytes == sum(each.rows for each in TABLES) * 17 * 4
-    assert made.used("dram") == made.float32_bytes + WORKSPACE
+    placed = plan()
+    assert set(kinds(placed).values()) == {("level0", "fp32")}
+    assert placed.hit_rate == 1
+    assert placed.float32_bytes == sum(each.rows for each in TABLES) * 17 * 4
+    assert placed.used("dram") == placed.float32_bytes + WORKSPACE
 
 
 def test_precision_falls_only_as_far_as_the_budget_asks() -> None:
     whole = plan().float32_bytes
     lowest = []
     for share in (1.0, 0.7, 0.45, 0.27):
-        made = plan(dram=WORKSPACE + int(share * whole))
-        assert made.used("dram") <= WORKSPACE + share * whole
-        lowest.append(max(PENALTY[each.codec.kind] for each in made.tables))
+        placed = plan(dram=WORKSPACE + int(share * whole))
+        assert placed.used("dram") <= WORKSPACE + share * whole
+        lowest.append(max(PENALTY[each.codec.kind] for each in placed.tables))
     assert lowest == [PENALTY[kind] for kind in ("fp32", "fp16", "int8", "int4")]
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 4])
 @pytest.mark.parametrize("fraction", [None, 0.001])
 def test_sets_hold_the_rows_of_all_batches_in_flight(lookahead: int, fraction: float | None) -> None:
-    made = plan(precision="int8", lookahead=lookahead, cache=CacheConfig(fraction=fraction))
-    for each, spec in zip(made.tables, TABLES, strict=True):
+    placed = plan(precision="int8", lookahead=lookahead, cache=CacheConfig(fraction=fraction))
+    for each, spec in zip(placed.tables, TABLES, strict=True):
         expected = spec.popularity.distinct(spec.lookups * (lookahead + 1))
         assert each.pinned == min(spec.rows, math.ceil(PIN_MARGIN * expected))
         if each.tier != "level0":
             assert each.slots.in_sets >= each.pinned
             assert each.slots.total == each.cache_rows < each.rows
-    assert bool(fraction) == any("more cache than memory.cache.fraction" in note for note in made.notes)
+    assert bool(fraction) == any("more cache than memory.cache.fraction" in note for note in placed.notes)
 
 
 @pytest.mark.parametrize("ways", [1, 2, 4, 8, 32])
@@ -165,13 +165,13 @@ def test_pinned_rows_at_the_margin_overflow_into_less_than_a_sixteenth() -> None
 
 
 def test_a_block_device_takes_what_dram_cannot_hold() -> None:
-    made = plan(dram=30 * MIB, block=BlockConfig(path="rows"), precision="fp32")
-    assert kinds(made)["large"] == ("log", "fp32")
-    assert made.used("dram") <= 30 * MIB
-    at_home = sum(each.rows for each in made.tables if each.tier == "log")
-    assert made.bytes["block"]["record weights"] == at_home * 64
-    assert made.bytes["dram"]["locations"] == at_home * 4
-    assert made.step_seconds == max(made.seconds.compute + made.seconds.staging, made.seconds.device)
+    placed = plan(dram=30 * MIB, block=BlockConfig(path="rows"), precision="fp32")
+    assert kinds(placed)["large"] == ("log", "fp32")
+    assert placed.used("dram") <= 30 * MIB
+    at_home = sum(each.rows for each in placed.tables if each.tier == "log")
+    assert placed.bytes["block"]["record weights"] == at_home * 64
+    assert placed.bytes["dram"]["locations"] == at_home * 4
+    assert placed.step_seconds == max(placed.seconds.compute + placed.seconds.staging, placed.seconds.device)
 
 
 def test_dram_that_holds_no_whole_table_holds_the_frequent_rows_of_one_in_a_log() -> None:
@@ -181,8 +181,8 @@ def test_dram_that_holds_no_whole_table_holds_the_frequent_rows_of_one_in_a_log(
     assert 0 < less.dram_rows < more.dram_rows < more.rows
     assert less.seconds.device > more.seconds.device
     assert more.bytes["dram"]["record weights"] == more.dram_rows * 64
-    made = tier_config(plan(dram=100 * MIB, **section), MemoryConfig(**section), "x")
-    assert made.tables["large"].dram_rows == more.dram_rows
+    tiers = tier_config(plan(dram=100 * MIB, **section), MemoryConfig(**section), "x")
+    assert tiers.tables["large"].dram_rows == more.dram_rows
 
 
 def test_mapped_memory_is_preferred_to_a_slower_block_device() -> None:
@@ -199,9 +199,9 @@ def test_more_memory_is_never_predicted_to_be_slower() -> None:
 
 
 def least(message: str, field: str) -> int:
-    found = re.search(rf"{re.escape(field)} to at least (\d+)", message)
-    assert found, message
-    return int(found[1])
+    result = re.search(rf"{re.escape(field)} to at least (\d+)", message)
+    assert result, message
+    return int(result[1])
 
 
 @pytest.mark.parametrize("precision", ["auto", "fp32", "int8"])
@@ -220,13 +220,13 @@ def test_twenty_six_tables_up_to_a_billion_rows_are_placed_in_seconds() -> None:
     tables = [table(f"t{place}", int(3 * 2.15**place), width=64) for place in range(26)]
     assert tables[-1].rows > 5e8
     began = time.process_time()
-    made = plan(tables, dram=16 << 30, block=BlockConfig(path="rows", budget=1 << 40), precision="int8")
+    placed = plan(tables, dram=16 << 30, block=BlockConfig(path="rows", budget=1 << 40), precision="int8")
     assert time.process_time() - began < 20
-    assert made.used("dram") <= 16 << 30
+    assert placed.used("dram") <= 16 << 30
 
 
 def test_a_plan_survives_json() -> None:
-    made = plan(dram=60 * MIB, block=BlockConfig(path="rows", budget=1 << 30), state="bf16")
-    content = json.loads(json.dumps(made.to_dict()))
-    assert Plan.from_dict(content) == made
-    assert content["predicted"]["bytes"]["dram"] == made.used("dram")
+    placed = plan(dram=60 * MIB, block=BlockConfig(path="rows", budget=1 << 30), state="bf16")
+    content = json.loads(json.dumps(placed.to_dict()))
+    assert Plan.from_dict(content) == placed
+    assert content["predicted"]["bytes"]["dram"] == placed.used("dram")

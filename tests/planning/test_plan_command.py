@@ -48,10 +48,10 @@ def test_json_has_a_plan_within_its_budgets(home: Path, capfd: pytest.CaptureFix
     recipe = str(home / "recipe.yaml")
     whole = as_json(capfd, recipe)
     budget = whole.workspace_bytes + int(whole.float32_bytes * 0.8)
-    made = as_json(capfd, recipe, f"memory.dram={budget}", f"memory.block.path={tmp_path / 'rows'}")
-    assert made.used("dram") <= budget
-    assert {each.table for each in made.tables} == {each.table for each in whole.tables}
-    assert set(made.budgets) == {"dram", "block"}
+    content = as_json(capfd, recipe, f"memory.dram={budget}", f"memory.block.path={tmp_path / 'rows'}")
+    assert content.used("dram") <= budget
+    assert {each.table for each in content.tables} == {each.table for each in whole.tables}
+    assert set(content.budgets) == {"dram", "block"}
 
 
 def test_too_small_a_budget_is_one_line_and_exit_code_2(home: Path, capfd: pytest.CaptureFixture[str]) -> None:

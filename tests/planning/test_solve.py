@@ -45,13 +45,13 @@ def test_the_optimum_is_that_of_brute_force(
         return all(limit is None or use <= limit for use, limit in zip(used, budgets, strict=True))
 
     every = [choice for choice in itertools.product(*(range(len(table)) for table in tables)) if fits(choice)]
-    found = solve(costs, sizes, budgets, groups)
+    result = solve(costs, sizes, budgets, groups)
     if not every:
-        assert found is None
+        assert result is None
         return
-    assert found is not None
-    assert fits(tuple(found))
-    assert total(tuple(found)) <= min(map(total, every)) * (1 + GAP) + 1e-12
+    assert result is not None
+    assert fits(tuple(result))
+    assert total(tuple(result)) <= min(map(total, every)) * (1 + GAP) + 1e-12
 
 
 def test_a_budget_that_is_met_exactly_is_met() -> None:
@@ -64,6 +64,6 @@ def test_a_budget_that_is_met_exactly_is_met() -> None:
 def test_a_terabyte_budget_is_never_exceeded_by_a_byte(over: int) -> None:
     costs = [np.array([0.0, 1.0])] * 3
     sizes = [np.array([[1 << 40], [(1 << 40) - over]])] * 3
-    found = solve(costs, sizes, [(3 << 40) - over])
-    assert found is not None
-    assert sum(found) == 1
+    result = solve(costs, sizes, [(3 << 40) - over])
+    assert result is not None
+    assert sum(result) == 1

@@ -124,9 +124,9 @@ def test_one_rank_sends_nothing_and_its_lookups_are_predicted_from_its_memory() 
 
 
 def test_a_network_that_was_measured_predicts_what_it_measured() -> None:
-    found = Collective(alpha=1e-4, alpha_peer=1e-5)
-    assert found.latency(3) == pytest.approx(1.3e-4)
-    assert found.latency(0) == 0
+    result = Collective(alpha=1e-4, alpha_peer=1e-5)
+    assert result.latency(3) == pytest.approx(1.3e-4)
+    assert result.latency(0) == 0
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_the_fit_finds_the_costs_that_lines_were_drawn_from() -> None:
     draws = np.random.default_rng(0)
     costs = np.array([1.0, 2e-4, 3e-5, 4e-8, 5e-8])
     counts = draws.random((20, 5)) * [1e-2, 0, 30, 1e5, 1e5] + [0, 1, 0, 0, 0]
-    found = WorkCosts(**_fitted(np.column_stack([counts, counts @ costs])))
-    assert [found.bytes_factor, found.step, found.table, found.lookup, found.row] == pytest.approx(costs, rel=1e-3)
+    result = WorkCosts(**_fitted(np.column_stack([counts, counts @ costs])))
+    assert [result.bytes_factor, result.step, result.table, result.lookup, result.row] == pytest.approx(costs, rel=1e-3)
 
 
 def test_bytes_alone_count_where_nothing_was_measured() -> None:

@@ -13,26 +13,26 @@ def memory(root: Path) -> MemoryConfig:
     return MemoryConfig(block=BlockConfig(path=str(root / "block")), mapped=MappedConfig(path=str(root / "mapped")))
 
 
-def without_time(found: Tiers) -> Tiers:
+def without_time(tiers: Tiers) -> Tiers:
     """Without what changes from moment to moment."""
-    assert found.block is not None
-    assert found.mapped is not None
+    assert tiers.block is not None
+    assert tiers.mapped is not None
     return replace(
-        found, age_seconds=0, block=replace(found.block, free_bytes=0), mapped=replace(found.mapped, free_bytes=0)
+        tiers, age_seconds=0, block=replace(tiers.block, free_bytes=0), mapped=replace(tiers.mapped, free_bytes=0)
     )
 
 
 def test_every_figure_is_positive_and_no_file_is_left(tmp_path: Path) -> None:
-    found = measure_tiers(memory(tmp_path), cache=tmp_path / "tiers.json")
-    assert found.block is not None
-    assert found.mapped is not None
+    result = measure_tiers(memory(tmp_path), cache=tmp_path / "tiers.json")
+    assert result.block is not None
+    assert result.mapped is not None
     for tier, names in (
-        (found.dram, ("sequential_bytes_per_second", "row_bytes_per_second", "bytes")),
-        (found.block, ("write_bytes_per_second", "reads_per_second", "parallel", "free_bytes")),
-        (found.mapped, ("write_bytes_per_second", "row_bytes_per_second", "free_bytes")),
+        (result.dram, ("sequential_bytes_per_second", "row_bytes_per_second", "bytes")),
+        (result.block, ("write_bytes_per_second", "reads_per_second", "parallel", "free_bytes")),
+        (result.mapped, ("write_bytes_per_second", "row_bytes_per_second", "free_bytes")),
     ):
         assert all(getattr(tier, name) > 0 for name in names)
-    assert found.dram.sequential_bytes_per_second > 1e8
+    assert result.dram.sequential_bytes_per_second > 1e8
     assert not list((tmp_path / "block").iterdir())
     assert not list((tmp_path / "mapped").iterdir())
 

@@ -88,9 +88,9 @@ def test_steps_on_a_cluster_are_a_table_with_what_was_assumed(home: Path, capsys
     assert plan(home, "--hosts", "32x1", "--network", "100Mbit") == 0
     assert not missing("towers 32 26", capsys.readouterr().out)
     assert plan(home, "--hosts", "4x2", "--network", "100Mbit", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["towers"].startswith("towers would pay: a step ")
-    steps = found["steps"]
+    content = json.loads(capsys.readouterr().out)
+    assert content["towers"].startswith("towers would pay: a step ")
+    steps = content["steps"]
     flat = next(row for row in steps if (row["exchange"], row["wire"]) == ("flat", "fp32"))
     towers = next(row for row in steps if row["ratio"] == 4 and row["wire"] == "fp32")
     assert towers["between"] < flat["between"]
@@ -101,15 +101,15 @@ def test_steps_with_the_network_on_a_gpu_say_where_time_goes(
     home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert plan(home, "--device", "h100", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    cpu, hybrid, whole = found["steps"]
-    assert [step["rows in"] for step in found["steps"]] == ["host memory", "host memory", "GPU memory"]
+    content = json.loads(capsys.readouterr().out)
+    cpu, hybrid, whole = content["steps"]
+    assert [step["rows in"] for step in content["steps"]] == ["host memory", "host memory", "GPU memory"]
     parts = ("look up, update", "fetch rows", "up", "network", "down")
-    for step in found["steps"]:
+    for step in content["steps"]:
         assert step["step"] == pytest.approx(sum(step[part] for part in parts))
     assert cpu["look up, update"] == pytest.approx(hybrid["look up, update"])
     assert whole["look up, update"] > 0
-    plan_of_rows = found["plan"]
+    plan_of_rows = content["plan"]
     assert {table["tier"] for table in plan_of_rows["tables"]} == {"level0"}
     # All of the card but what the network and a batch need, and a reserve.
     assert 0.9 * 80e9 < plan_of_rows["budgets"]["hbm"] < 80e9 - (512 << 20)
@@ -119,16 +119,16 @@ def test_steps_with_the_network_on_a_gpu_say_where_time_goes(
     assert hybrid["up"] == pytest.approx(4 * 128 * (26 * width + 13) / 51.2e9)
     assert hybrid["down"] == pytest.approx(4 * 128 * 26 * width / 51.2e9)
     assert cpu["up"] == cpu["down"] == whole["down"] == 0
-    assert any("nothing was measured" in line for line in found["said"])
+    assert any("nothing was measured" in line for line in content["said"])
     files = tmp_path / "plan.json", tmp_path / "plan.html"
     wide = ("model.embedding_dim=64", "model.bottom_mlp=[64]", "memory.hbm=1000KiB")
     assert plan(home, "--device", "h100", *wide, "-o", str(files[0]), "--report", str(files[1])) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert not missing("samples/s GPU memory twice", said)
+    output = " ".join(capsys.readouterr().out.split())
+    assert not missing("samples/s GPU memory twice", output)
     assert "Level 0, in GPU memory" in files[1].read_text()
-    made = Plan.load(files[0])
-    assert (made.level0, made.budgets["hbm"]) == ("hbm", 1000 << 10)
-    assert any(placed.tier == "dram" for placed in made.tables)
+    loaded = Plan.load(files[0])
+    assert (loaded.level0, loaded.budgets["hbm"]) == ("hbm", 1000 << 10)
+    assert any(placed.tier == "dram" for placed in loaded.tables)
 
 
 def test_rows_that_stay_in_host_memory_have_no_plan_of_gpu_memory(
@@ -136,9 +136,9 @@ def test_rows_that_stay_in_host_memory_have_no_plan_of_gpu_memory(
 ) -> None:
     for options in (("--device", "a100", "memory.hbm=0"), ("--device", "t4")):  # too old for the kernels
         assert plan(home, *options, "--json") == 0
-        found = json.loads(capsys.readouterr().out)
-        assert found["plan"] is None
-        assert len(found["steps"]) == 2
+        content = json.loads(capsys.readouterr().out)
+        assert content["plan"] is None
+        assert len(content["steps"]) == 2
 
 
 @pytest.mark.parametrize(

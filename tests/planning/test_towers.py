@@ -176,10 +176,10 @@ def test_clusters_have_the_affinities_that_an_exhaustive_search_finds(seed: int)
     limits = Limits(weights=weights, least=np.array([1.0, 0.0]), most=weights.sum(0) / clusters * 1.5)
     every = (np.array(labels) for labels in itertools.product(range(clusters), repeat=count))
     best = max(inside(affinity, labels) for labels in every if limits.hold(labels, clusters))
-    found = best_clusters(affinity, clusters, limits, seed=0)
-    assert found is not None
-    assert limits.hold(found, clusters)
-    assert inside(affinity, found) == pytest.approx(best)
+    result = best_clusters(affinity, clusters, limits, seed=0)
+    assert result is not None
+    assert limits.hold(result, clusters)
+    assert inside(affinity, result) == pytest.approx(best)
 
 
 @given(st.data())
@@ -194,11 +194,11 @@ def test_an_assignment_keeps_its_bounds_or_there_is_none(data: st.DataObject) ->
                                         min_size=count, max_size=count)))  # fmt: skip
     every = [np.array(labels) for labels in itertools.product(range(clusters), repeat=count)]
     fine = [costs[range(count), labels].sum() for labels in every if limits.hold(labels, clusters)]
-    found = assign(costs, limits)
-    assert (found is not None) == bool(fine)
-    if found is not None:
-        assert limits.hold(found, clusters)
-        assert costs[range(count), found].sum() <= min(fine) + 1e-3
+    result = assign(costs, limits)
+    assert (result is not None) == bool(fine)
+    if result is not None:
+        assert limits.hold(result, clusters)
+        assert costs[range(count), result].sum() <= min(fine) + 1e-3
 
 
 ITEMS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 100), st.floats(0.1, 50)), min_size=2, max_size=9)

@@ -42,8 +42,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             ["profile", str(root / "visits"), "--batch-size", "64", "-o", str(root / "profile.html")],
         ):
             assert main([command[0], "-q", *command[1:]]) == 0
-    found = {"run": root / "run" / "report.html", "short": root / "short" / "report.html"}
-    return found | {name: root / f"{name}.html" for name in ("explain", "plan", "towers", "profile")}
+    results = {"run": root / "run" / "report.html", "short": root / "short" / "report.html"}
+    return results | {name: root / f"{name}.html" for name in ("explain", "plan", "towers", "profile")}
 
 
 def write(path: Path, recipe: dict[str, Any]) -> Path:

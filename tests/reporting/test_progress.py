@@ -92,13 +92,13 @@ USUAL = {
 
 
 def test_a_step_is_the_sum_of_its_stages() -> None:
-    found = MeasuredStep.of(position(**USUAL))
-    assert found is not None
-    assert found.seconds == pytest.approx(1.0)
-    assert [stage.share for stage in found.stages] == pytest.approx([0.1, 0.05, 0.2, 0.4, 0.1, 0.1, 0.05])
-    assert found.hidden == pytest.approx(0.8)
-    slowest, memory = found.verdict(cached=True)
+    result = MeasuredStep.of(position(**USUAL))
+    assert result is not None
+    assert result.seconds == pytest.approx(1.0)
+    assert [stage.share for stage in result.stages] == pytest.approx([0.1, 0.05, 0.2, 0.4, 0.1, 0.1, 0.05])
+    assert result.hidden == pytest.approx(0.8)
+    slowest, memory = result.verdict(cached=True)
     assert slowest == "slowest part of a step: network, backward (400 ms, 40% of 1,000 ms); all steps took 10 s"
     assert "at most 30% of a step" in memory
-    assert "more memory saves no time" in list(found.verdict(cached=False))[1]
+    assert "more memory saves no time" in list(result.verdict(cached=False))[1]
     assert MeasuredStep.of(position()) is None

@@ -130,15 +130,15 @@ def with_histories(frame: pl.DataFrame) -> pl.DataFrame:
     rows = frame.to_dicts()
     order = sorted(range(len(rows)), key=lambda place: (rows[place]["time"], place))
     clicks = [rows[place] for place in order if rows[place]["label"] == 1 and rows[place]["item"] is not None]
-    found = [
+    results = [
         [click["item"] for click in clicks if click["who"] == row["who"] and click["time"] < row["time"]]
         for row in rows
     ]  # fmt: skip
-    return frame.with_columns(pl.Series("history", found, dtype=pl.List(pl.Int64)))
+    return frame.with_columns(pl.Series("history", results, dtype=pl.List(pl.Int64)))
 
 
 def content(root: Path, model: dict[str, Any], groups: str, **train: Any) -> dict[str, Any]:
-    made = tiny(root, epochs=1, eval_every=0, **train)
+    config = tiny(root, epochs=1, eval_every=0, **train)
     schema = {
         "label": "label",
         "user": "who",
@@ -147,14 +147,14 @@ def content(root: Path, model: dict[str, Any], groups: str, **train: Any) -> dic
         "dense": [{"name": "price"}, {"name": "age", "transform": "none"}],
         "sparse": SPARSE,
     }
-    made["model"] = model
-    made["data"] |= {
+    config["model"] = model
+    config["data"] |= {
         "path": str(root / f"data-{groups}"),
         "source": {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema},
         "groups": groups,
         "vocabulary": {"min_count": 3, "tail_buckets": 4},
     }
-    return made
+    return config
 
 
 @pytest.fixture(scope="module")
@@ -191,19 +191,19 @@ def test_scores_are_those_of_predict(root: Path, log: pl.DataFrame, kind: str, p
     shutil.rmtree(root / f"run-{name}")  # an export needs no run
     state = torch.get_rng_state()
     scorer = Scorer.open(root / name)
-    found = scorer.score(log)
+    actual = scorer.score(log)
     assert torch.equal(state, torch.get_rng_state())
-    assert found.dtype == np.float32
+    assert actual.dtype == np.float32
     assert scores["row"].to_list() == list(range(1, len(log) + 1))
     assert scores["score"].n_unique() > 1000
-    np.testing.assert_allclose(found, scores["score"].to_numpy(), rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose(actual, scores["score"].to_numpy(), rtol=2e-6, atol=1e-7)
     # By whoever has read README.txt, and nothing of StrataRec.
     stranger = Stranger(root / name)
     theirs = [stranger.score(row) for row in log[:60].to_dicts()]
     np.testing.assert_allclose(theirs, scores["score"].to_numpy()[:60], rtol=1e-5, atol=1e-7)
     # Some samples alone, as a service is asked.
     few = scorer.score(log[100:103])
-    np.testing.assert_allclose(few, found[100:103], rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose(few, actual[100:103], rtol=2e-6, atol=1e-7)
     assert scorer.score(log[:0]).shape == (0,)
 
 
@@ -211,8 +211,8 @@ def test_scores_are_those_of_predict(root: Path, log: pl.DataFrame, kind: str, p
 def test_every_model_is_exported(root: Path, log: pl.DataFrame, kind: str) -> None:
     """In the log's own groups; to the scorer, and to a reader of README.txt."""
     model = {"embedding_dim": 4, **FIELDS[kind], "kind": kind}
-    made = content(root, model, "auto", max_steps=30)
-    scores = exported(root, kind, made)["score"].to_numpy()
+    config = content(root, model, "auto", max_steps=30)
+    scores = exported(root, kind, config)["score"].to_numpy()
     np.testing.assert_allclose(Scorer.open(root / kind).score(log), scores, rtol=2e-6, atol=1e-7)
     stranger = Stranger(root / kind)
     theirs = [stranger.score(row) for row in log[:20].to_dicts()]
@@ -221,24 +221,24 @@ def test_every_model_is_exported(root: Path, log: pl.DataFrame, kind: str) -> No
 
 
 def test_scores_have_the_bits_of_predict_where_batches_hold_the_same_samples(root: Path, log: pl.DataFrame) -> None:
-    made = content(root, MODELS["dlrm"] | {"history": {"pooling": "target_attention"}}, "none")
-    made["data"]["path"] = str(root / "one")
-    scores = exported(root, "bits", made)
+    config = content(root, MODELS["dlrm"] | {"history": {"pooling": "target_attention"}}, "none")
+    config["data"]["path"] = str(root / "one")
+    scores = exported(root, "bits", config)
     with open_run(root / "run-bits") as trained:
         predict(trained, "test", root / "s.parquet", SilentProgress())
     test = pl.read_parquet(root / "s.parquet")
-    found = Scorer.open(root / "bits", runtime="torch").score(log[(test["row"] - 1).to_list()])
-    np.testing.assert_array_equal(found, test["score"].to_numpy())
+    actual = Scorer.open(root / "bits", runtime="torch").score(log[(test["row"] - 1).to_list()])
+    np.testing.assert_array_equal(actual, test["score"].to_numpy())
     assert len(scores) == len(log)
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4", "fp16", "fp32"])
 def test_tables_stay_in_the_precision_that_they_were_trained_in(root: Path, log: pl.DataFrame, precision: str) -> None:
-    made = content(root, MODELS["dlrm"] | {"history": {"pooling": "target_attention"}}, "none", batch_size=4)
-    made["memory"] = {"precision": precision, "cache": {"fraction": 0.05}, "lookahead": 0}
-    made["data"] |= {"path": str(root / "coded"), "vocabulary": {"overrides": {"item": {"tail_buckets": 1000}}}}
-    made["train"] |= {"max_steps": 60}
-    scores = exported(root, f"tiered-{precision}", made)["score"].to_numpy()
+    config = content(root, MODELS["dlrm"] | {"history": {"pooling": "target_attention"}}, "none", batch_size=4)
+    config["memory"] = {"precision": precision, "cache": {"fraction": 0.05}, "lookahead": 0}
+    config["data"] |= {"path": str(root / "coded"), "vocabulary": {"overrides": {"item": {"tail_buckets": 1000}}}}
+    config["train"] |= {"max_steps": 60}
+    scores = exported(root, f"tiered-{precision}", config)["score"].to_numpy()
     scorer = Scorer.open(root / f"tiered-{precision}")
     # Rows that training never asked for are rounded to nearest.
     near = {"rtol": 2e-6, "atol": 1e-7} if precision == "fp32" else {"rtol": 1e-2, "atol": 1e-3}
@@ -252,16 +252,16 @@ def test_tables_stay_in_the_precision_that_they_were_trained_in(root: Path, log:
     if precision == "fp32":
         return
     assert load_file(root / f"tiered-{precision}" / "tables.safetensors")["item"].dtype == np.uint8
-    found = np.empty((table.rows, table.width), dtype=np.float32)
-    scorer._model.tables._encoded["item"].decode(np.arange(table.rows, dtype=np.int32), found)
+    actual = np.empty((table.rows, table.width), dtype=np.float32)
+    scorer._model.tables._encoded["item"].decode(np.arange(table.rows, dtype=np.int32), actual)
     with open_run(root / f"run-tiered-{precision}") as trained:
         expected = trained.model.embeddings.rows("item", 0, table.rows)["weight"].numpy()
         tables = trained.model.embeddings.engine.tables_of("item")
         home, slots = tables.read_records("item", 0, table.rows)[1], tables.rows_in_slots("item", 0, table.rows)
     assert len(slots) == table.float32_rows > 10
-    np.testing.assert_array_equal(found[slots], expected[slots])
+    np.testing.assert_array_equal(actual[slots], expected[slots])
     assert home.sum() > 10
-    np.testing.assert_array_equal(found[home], expected[home])
+    np.testing.assert_array_equal(actual[home], expected[home])
 
 
 @pytest.fixture(scope="module")
@@ -320,8 +320,8 @@ def test_threads_share_a_scorer(scorer: Scorer, log: pl.DataFrame) -> None:
     asked = [log, *(log[place : place + 1].to_dict(as_series=False) for place in range(40)), log[:100]] * 4
     expected = [scorer.score(frame) for frame in asked]
     with ThreadPoolExecutor(4) as pool:
-        for found, one in zip(pool.map(scorer.score, asked), expected, strict=True):
-            np.testing.assert_array_equal(found, one)
+        for actual, one in zip(pool.map(scorer.score, asked), expected, strict=True):
+            np.testing.assert_array_equal(actual, one)
 
 
 def whole_columns(scorer: Scorer, frame: Any) -> Any:
@@ -357,11 +357,11 @@ def test_few_rows_are_read_as_whole_columns_are(scorer: Scorer, log: pl.DataFram
     frame = log[first : first + rows].to_dict(as_series=False)
     for name in data.draw(st.lists(st.sampled_from(sorted(CELLS)), max_size=3)):
         frame[name] = [data.draw(CELLS[name]) for _ in range(rows)]
-    found, expected = scorer._model.encoder._encode_plain_rows(frame), whole_columns(scorer, frame)
-    if found is not None and not isinstance(expected, str):
-        dense, sparse = found
+    actual, expected = scorer._model.encoder._encode_plain_rows(frame), whole_columns(scorer, frame)
+    if actual is not None and not isinstance(expected, str):
+        dense, sparse = actual
         assert (dense.numpy().tobytes(), sparse.values.tolist(), sparse.bag_offsets().tolist()) == expected
-    elif found is not None:
+    elif actual is not None:
         # Columns of Python's whole numbers from 2^63 on, which Polars does not take for a type.
         assert "cannot be read" in expected
 
@@ -485,9 +485,9 @@ def test_searching_finds_what_joining_finds(values: pl.Series) -> None:
 
 @pytest.mark.slow
 def test_tables_stay_in_their_file(root: Path, log: pl.DataFrame) -> None:
-    made = content(root, MODELS["dlrm"] | {"embedding_dim": 32}, "none", max_steps=1)
-    made["data"] |= {"path": str(root / "wide"), "vocabulary": {"overrides": {"item": {"tail_buckets": 1_000_000}}}}
-    scores = exported(root, "wide-export", made)
+    config = content(root, MODELS["dlrm"] | {"embedding_dim": 32}, "none", max_steps=1)
+    config["data"] |= {"path": str(root / "wide"), "vocabulary": {"overrides": {"item": {"tail_buckets": 1_000_000}}}}
+    scores = exported(root, "wide-export", config)
     script = (
         "import sys, polars as pl, numpy as np\n"
         "from stratarec import Scorer\n"

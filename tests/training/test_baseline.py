@@ -75,14 +75,14 @@ def log() -> pl.DataFrame:
 
 
 def content(root: Path, **schema: Any) -> dict[str, Any]:
-    made = tiny(root, max_steps=30, report=True, eval_every=0)
+    config = tiny(root, max_steps=30, report=True, eval_every=0)
     sparse = [{"name": "item"}, {"name": "parity"}, {"name": "shop"}, {"name": "tags", "kind": "multi"}]
     given = {"label": "click", "dense": [{"name": "price"}], "sparse": sparse, **schema}
-    made["data"] |= {
+    config["data"] |= {
         "source": {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": given},
         "split": {"valid": 0.2, "test": 0.3},
     }
-    return made
+    return config
 
 
 @pytest.fixture(scope="module")
@@ -109,35 +109,35 @@ def arrays(samples: int = 60) -> Arrays:
 
 
 def test_one_hot_columns_are_those_of_a_loop() -> None:
-    made, columns = arrays(), {"one": 9, "list": 7}
+    samples, columns = arrays(), {"one": 9, "list": 7}
     expected = np.zeros((60, 2 + 9 + 7))
-    expected[:, :2] = made.dense
+    expected[:, :2] = samples.dense
     for key, first in (("one", 2), ("list", 11)):
         place = 0
-        for row, length in enumerate(made.bags[key].lengths):
-            for id_ in made.bags[key].ids[place : place + length]:
+        for row, length in enumerate(samples.bags[key].lengths):
+            for id_ in samples.bags[key].ids[place : place + length]:
                 if id_ < columns[key]:
                     expected[row, first + id_] += 1 / length
             place += length
-    np.testing.assert_allclose(_one_hot(made, columns).toarray(), expected)
+    np.testing.assert_allclose(_one_hot(samples, columns).toarray(), expected)
 
 
 @pytest.mark.parametrize("key", ["one", "list"])
 def test_a_training_sample_gets_the_share_of_other_folds_alone(key: str) -> None:
-    made = arrays()
+    samples = arrays()
     fold = np.random.default_rng(3).integers(0, _FOLDS, 60)
-    bag, rate = made.bags[key], made.label.mean()
+    bag, rate = samples.bags[key], samples.label.mean()
     rows = np.repeat(np.arange(60), bag.lengths)
 
     def share(id_: int, others: Callable[[int], bool]) -> float:
         known = [row for row, each in zip(rows, bag.ids, strict=True) if each == id_ and others(row)]
-        return float((made.label[known].sum() + _PRIOR * rate) / (len(known) + _PRIOR))
+        return float((samples.label[known].sum() + _PRIOR * rate) / (len(known) + _PRIOR))
 
     def told(row: int, others: Callable[[int], bool]) -> float:
         return float(np.mean([share(id_, others) for id_ in bag.ids[rows == row]] or [rate]))
 
-    shares = _Shares(bag, made)
-    training = shares.columns(bag, (fold, made.label))[0]
+    shares = _Shares(bag, samples)
+    training = shares.columns(bag, (fold, samples.label))[0]
     np.testing.assert_allclose(
         training, [told(row, lambda other, row=row: fold[other] != fold[row]) for row in range(60)]
     )
@@ -171,10 +171,10 @@ def test_regression_finds_what_values_add_and_heeds_validation(home: Path) -> No
     settings = settings._replace(
         rows={each.name: dataset.table_rows()[each.vocabulary] for each in dataset.schema.sparse}
     )
-    found = regression(train, valid, settings)(valid)
+    result = regression(train, valid, settings)(valid)
     frame = log()
     ceiling = roc_auc_score(frame["click"], frame.select(pl.col("click").mean().over("item")).to_series())
-    assert roc_auc_score(valid.label, found) > ceiling - 0.05
+    assert roc_auc_score(valid.label, result) > ceiling - 0.05
     # Labels that nothing tells: the strongest penalty, and hardly more than the rate.
     draws = np.random.default_rng(0)
     noise = [each._replace(label=draws.integers(0, 2, len(each.label)).astype(np.float32)) for each in (train, valid)]
@@ -190,19 +190,19 @@ def test_a_baseline_is_reported_by_train_evaluate_reports_and_check(
     assert main(["train", recipe, "-q"]) == 0
     assert not missing("baselines `stratarec baseline`", " ".join(capsys.readouterr().out.split()))
     assert main(["baseline", recipe, "-q", "train.threads=1"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     dataset = Dataset.open(home / "data")
-    found = read_baselines(dataset)
-    assert found is not None
-    assert found.fitted == dataset.samples("train")
-    line, trees = (method.splits["test"] for method in found.methods)
+    baselines = read_baselines(dataset)
+    assert baselines is not None
+    assert baselines.fitted == dataset.samples("train")
+    line, trees = (method.splits["test"] for method in baselines.methods)
     assert line.samples == dataset.samples("test")
     assert trees.auc > line.auc + 0.02  # the pair of parities is nothing that values add
-    assert not missing(f"{run} AUC", said)
+    assert not missing(f"{run} AUC", output)
     assert main(["evaluate", run, "-q"]) == 0
     evaluated = capsys.readouterr().out
     assert main(["train", recipe, "-q", "--overwrite"]) == 0
-    for printed in (said, evaluated, capsys.readouterr().out):
+    for printed in (output, evaluated, capsys.readouterr().out):
         text = " ".join(printed.split())
         assert not missing(f"LightGBM: AUC {trees.auc:.4f}", text)
         assert not missing(f"AUC {line.auc:.4f}", text)
@@ -211,7 +211,7 @@ def test_a_baseline_is_reported_by_train_evaluate_reports_and_check(
     assert not missing("LightGBM", (home / "run" / "report.html").read_text())
     assert not missing("baseline 2", list(check(home / "data")))
     again = fit_methods(dataset, SilentProgress(), threads=1)
-    assert [method.splits for method in again.methods] == [method.splits for method in found.methods]
+    assert [method.splits for method in again.methods] == [method.splits for method in baselines.methods]
     part = fit_methods(dataset, SilentProgress(), threads=1, most_values=4_000)
     assert part.fitted <= dataset.samples("train")
 
@@ -220,17 +220,17 @@ def test_a_baseline_is_reported_by_train_evaluate_reports_and_check(
 @pytest.mark.slow
 def test_weights_count_and_what_does_not_fit_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log().write_parquet(tmp_path / "log.parquet")
-    made = content(tmp_path, weight="weight")
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made))
+    config = content(tmp_path, weight="weight")
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(config))
     assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 0
     dataset = Dataset.open(tmp_path / "data")
     monkeypatch.setattr("stratarec.training.baseline.fit_methods._BATCH", 256)
-    found = fit_methods(dataset, SilentProgress(), threads=1, most_values=6_000)
-    assert 0 < found.fitted < dataset.samples("train") / 2
-    said = compare_with_baselines(dataset, "test", None)
-    assert not missing(f"{found.fitted:,} {dataset.samples('train'):,}", said)
+    result = fit_methods(dataset, SilentProgress(), threads=1, most_values=6_000)
+    assert 0 < result.fitted < dataset.samples("train") / 2
+    comparison = compare_with_baselines(dataset, "test", None)
+    assert not missing(f"{result.fitted:,} {dataset.samples('train'):,}", comparison)
     # Other weights of the same samples: other figures.
-    assert found.methods[0].splits["test"].samples == dataset.samples("test")
+    assert result.methods[0].splits["test"].samples == dataset.samples("test")
 
 
 @pytest.fixture

@@ -83,15 +83,15 @@ def content(root: Path, day: int, run: Path, memory: str = "memory", **train: An
     }  # fmt: skip
 
 
-def placed(made: Recipe) -> Plan | None:
+def placed(recipe: Recipe) -> Plan | None:
     """The plan of a recipe; with a block device, tables are at home there in float32, which a planner would not do."""
-    dataset = Dataset.open(made.data.path)
-    plan = new_plan(made, dataset)
-    if plan is None or made.memory.block is None:
+    dataset = Dataset.open(recipe.data.path)
+    plan = new_plan(recipe, dataset)
+    if plan is None or recipe.memory.block is None:
         return plan
     tables = (replace(t, tier="log", codec=CodecConfig(kind="fp32")) for t in plan.tables if t.tier != "level0")
-    found = {table.table: table for table in tables}
-    return replace(plan, tables=tuple(found.get(table.table, table) for table in plan.tables))
+    results = {table.table: table for table in tables}
+    return replace(plan, tables=tuple(results.get(table.table, table) for table in plan.tables))
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +102,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_log(root, day)
         prepare(Recipe.from_dict(content(root, day, root / "run")).data)
     for memory in MEMORIES:
-        made = Recipe.from_dict(content(root, 0, root / memory / "run", memory, seed=4, embedding=OPTIMIZERS[memory]))
-        Trainer(made, Dataset.open(made.data.path), plan=placed(made)).train()
+        recipe = Recipe.from_dict(content(root, 0, root / memory / "run", memory, seed=4, embedding=OPTIMIZERS[memory]))
+        Trainer(recipe, Dataset.open(recipe.data.path), plan=placed(recipe)).train()
     return root
 
 
 def rows_by_value(model: CTRModel, dataset: Dataset) -> dict[str, Rows]:
     """Each table as a dictionary: a value, or the number of a tail bucket -> its weights and state."""
-    found = {}
+    results = {}
     for name, info in dataset.vocabularies.items():
         values = pl.read_parquet(dataset.path / info.path)["value"].to_list()
         parts = model.embeddings.rows(name, 0, info.rows)
@@ -117,8 +117,8 @@ def rows_by_value(model: CTRModel, dataset: Dataset) -> dict[str, Rows]:
         for place in range(info.rows):
             key = values[place] if place >= info.tail_buckets else ("tail", place)
             rows[key] = tuple(part[place].numpy().copy() for kind, part in parts.items() if kind != "clock")
-        found[name] = rows
-    return found
+        results[name] = rows
+    return results
 
 
 # What is read knows nothing of what it is read into: each memory once on either side, and the plain ones together.
@@ -129,15 +129,15 @@ def test_every_value_keeps_its_row(home: Path, tmp_path: Path, before: str, now:
     earlier = home / before / "run"
     with open_run(earlier) as trained:
         old, network = rows_by_value(trained.model, trained.dataset), trained.model.network.state_dict()
-        made = Recipe.from_dict(content(home, 1, tmp_path / "new", now, seed=4, embedding=OPTIMIZERS[before]))
-        dataset, plan = Dataset.open(made.data.path), placed(made)
-        model = new_model(made, dataset, plan, "beginning")
+        recipe = Recipe.from_dict(content(home, 1, tmp_path / "new", now, seed=4, embedding=OPTIMIZERS[before]))
+        dataset, plan = Dataset.open(recipe.data.path), placed(recipe)
+        model = new_model(recipe, dataset, plan, "beginning")
         assert any(not tables.resident for tables in model.embeddings.engine.tables) == (now != "memory")
         untrained = rows_by_value(model, dataset)
-        optimizer = build_optimizer(made.train.dense, model.network)
-        with open_warm_start(earlier, tmp_path / "new", identity(made, dataset), dataset, Mesh.alone()) as first:
+        optimizer = build_optimizer(recipe.train.dense, model.network)
+        with open_warm_start(earlier, tmp_path / "new", identity(recipe, dataset), dataset, Mesh.alone()) as first:
             first.load_into(model, optimizer)
-        found = rows_by_value(model, dataset)
+        new_rows = rows_by_value(model, dataset)
         assert all(torch.equal(value, network[key]) for key, value in model.network.state_dict().items())
         model.embeddings.close()
     kept = read_tensors(last(earlier) / "optimizer.safetensors")
@@ -146,9 +146,9 @@ def test_every_value_keeps_its_row(home: Path, tmp_path: Path, before: str, now:
         for key, value in checkpoint.optimizer_tensors(optimizer).items()
         if key != "random"
     )
-    new = {value for value in found["item"] if value not in old["item"]}
-    assert 10 < len(new) < len(found["item"]) - 20
-    for name, rows in found.items():
+    new = {value for value in new_rows["item"] if value not in old["item"]}
+    assert 10 < len(new) < len(new_rows["item"]) - 20
+    for name, rows in new_rows.items():
         exact = plan is None or plan[name].codec.kind == "fp32"
         for value, parts in rows.items():
             expected = old[name].get(value, untrained[name][value])
@@ -167,8 +167,8 @@ def test_a_run_begins_resumes_and_leaves_the_earlier_one(home: Path, tmp_path: P
     }  # fmt: skip
     runs = [tmp_path / f"run-{day}" for day in range(3)]
     for day, run in enumerate(runs):
-        made = content(home, day, run, **options)
-        (tmp_path / f"{day}.yaml").write_text(yaml.safe_dump(made))
+        recipe = content(home, day, run, **options)
+        (tmp_path / f"{day}.yaml").write_text(yaml.safe_dump(recipe))
     assert main(["train", "-q", str(tmp_path / "0.yaml")]) == 0
     before = {path: path.read_bytes() for path in runs[0].rglob("*") if path.is_file()}
     assert main(["train", "-q", str(tmp_path / "1.yaml"), "--from", str(runs[0])]) == 0
@@ -188,16 +188,16 @@ def test_a_run_begins_resumes_and_leaves_the_earlier_one(home: Path, tmp_path: P
     (runs[1] / "result.json").unlink()
     assert main(["train", "-q", str(tmp_path / "1.yaml"), "--resume", "--from", str(runs[0])]) == 0
     assert_same_model(last(runs[1]), last(tmp_path / "whole"))
-    made = Recipe.from_dict(content(home, 2, tmp_path / "later", **options))
-    Trainer(made, Dataset.open(made.data.path)).train(earlier=tmp_path / "elsewhere")
+    recipe = Recipe.from_dict(content(home, 2, tmp_path / "later", **options))
+    Trainer(recipe, Dataset.open(recipe.data.path)).train(earlier=tmp_path / "elsewhere")
     assert checkpoint.read_state(last(tmp_path / "later"))["tables"]["earlier"] == 6
 
 
 def refused(home: Path, run: Path, earlier: Path, day: int = 1, **changes: Mapping[str, Any]) -> str:
-    made = content(home, day, run)
+    config = content(home, day, run)
     for section, change in changes.items():
-        made[section] |= change
-    recipe = Recipe.from_dict(made)
+        config[section] |= change
+    recipe = Recipe.from_dict(config)
     with pytest.raises((CheckpointError, ConfigError)) as caught:
         Trainer(recipe, Dataset.open(recipe.data.path)).train(earlier=earlier)
     assert "\n" not in str(caught.value)
@@ -215,18 +215,18 @@ def test_runs_that_do_not_fit_are_refused_and_nothing_is_written(home: Path, tmp
     write_log(tmp_path, 0, rows=900)
     other = content(tmp_path, 0, tmp_path / "new")
     prepare(Recipe.from_dict(other).data)
-    assert "does not extend the data set of" in (said := refused(tmp_path, tmp_path / "new", earlier, day=0))
-    assert not missing("dense[0].mean", said)
+    assert "does not extend the data set of" in (error := refused(tmp_path, tmp_path / "new", earlier, day=0))
+    assert not missing("dense[0].mean", error)
     assert not (tmp_path / "new").exists()
 
 
 def test_a_data_set_of_other_values_is_refused_and_an_earlier_run_stays(home: Path, tmp_path: Path) -> None:
     """The data of a day that came before the run's: its values are some of them, and not the first ones."""
-    made = Recipe.from_dict(content(home, 1, tmp_path / "second"))
-    Trainer(made, Dataset.open(made.data.path)).train()
-    made = Recipe.from_dict(content(home, 0, tmp_path / "first"))
-    Trainer(made, Dataset.open(made.data.path)).train()
+    recipe = Recipe.from_dict(content(home, 1, tmp_path / "second"))
+    Trainer(recipe, Dataset.open(recipe.data.path)).train()
+    recipe = Recipe.from_dict(content(home, 0, tmp_path / "first"))
+    Trainer(recipe, Dataset.open(recipe.data.path)).train()
     before = last(tmp_path / "first")
     with refuses(CheckpointError, "item"):
-        Trainer(made, Dataset.open(made.data.path)).train(overwrite=True, earlier=tmp_path / "second")
+        Trainer(recipe, Dataset.open(recipe.data.path)).train(overwrite=True, earlier=tmp_path / "second")
     assert before.is_dir()

@@ -40,19 +40,19 @@ def overconfident(samples: int, seed: int = 0) -> ScoredSamples:
 
 
 def test_platt_is_logistic_regression_on_the_logit() -> None:
-    found = overconfident(20_000)
-    (mine,) = fit(("platt",), found)
-    peer = LogisticRegression(C=1e12, tol=1e-10).fit(found.logit[:, None].astype(float), found.label)
+    samples = overconfident(20_000)
+    (mine,) = fit(("platt",), samples)
+    peer = LogisticRegression(C=1e12, tol=1e-10).fit(samples.logit[:, None].astype(float), samples.label)
     assert mine.slopes == pytest.approx([peer.coef_[0, 0]] * 2, rel=2e-3)
     assert mine.values == pytest.approx([peer.intercept_[0]], rel=2e-3)
     assert mine.slopes[0] == pytest.approx(0.5, abs=0.03)
 
 
 def test_isotonic_has_the_rates_of_isotonic_regression() -> None:
-    found = overconfident(20_000)
-    (mine,) = fit(("isotonic",), found)
-    cells = np.floor(found.logit.astype(float) * 256)
-    peer = IsotonicRegression().fit_transform(cells, found.label)
+    samples = overconfident(20_000)
+    (mine,) = fit(("isotonic",), samples)
+    cells = np.floor(samples.logit.astype(float) * 256)
+    peer = IsotonicRegression().fit_transform(cells, samples.label)
     rates = 1 / (1 + np.exp(-np.array(mine.values)))
     # Knots that are too close to one another are left out.
     assert np.isin(np.round(rates[1:-1], 6), np.round(np.unique(peer), 6)).all()
@@ -72,17 +72,19 @@ def test_a_correction_leaves_other_samples_calibrated_and_in_their_order(kind: A
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_weight_is_so_many_samples_and_each_label_has_its_own_correction(kind: Any) -> None:
-    found, other = overconfident(4_000), overconfident(4_000, seed=1)
+    samples, other = overconfident(4_000), overconfident(4_000, seed=1)
     weight = np.random.default_rng(2).integers(0, 3, 4_000)
-    both = found._replace(
-        label=np.stack([found.label, np.where(weight > 1, np.nan, other.label)], 1),
-        logit=np.stack([found.logit, other.logit], 1),
+    both = samples._replace(
+        label=np.stack([samples.label, np.where(weight > 1, np.nan, other.label)], 1),
+        logit=np.stack([samples.logit, other.logit], 1),
         weight=weight.astype(np.float32),
     )
     maps = fit((kind,), both)
     chosen = weight == 1
     expected = (
-        fit((kind,), found._replace(label=np.repeat(found.label, weight), logit=np.repeat(found.logit, weight)))[0],
+        fit((kind,), samples._replace(label=np.repeat(samples.label, weight), logit=np.repeat(samples.logit, weight)))[
+            0
+        ],
         fit((kind,), other._replace(label=other.label[chosen], logit=other.logit[chosen]))[0],
     )
     for mine, whole in zip(maps, expected, strict=True):
@@ -96,13 +98,13 @@ def test_a_weight_is_so_many_samples_and_each_label_has_its_own_correction(kind:
 def test_odd_validation_splits_give_finite_maps_that_rise(kind: Any) -> None:
     logit = np.linspace(-3, 3, 200).astype(np.float32)
     for label in (logit > 0, logit < 0, np.arange(200) % 2, np.arange(200) == 7):
-        found = ScoredSamples(label.astype(np.float32), logit, np.zeros(0, np.int64), EMPTY)
+        result = ScoredSamples(label.astype(np.float32), logit, np.zeros(0, np.int64), EMPTY)
         for scores in (logit, np.zeros_like(logit), logit * 1e4):
-            (mine,) = fit((kind,), found._replace(logit=scores)) or (IDENTITY,)
+            (mine,) = fit((kind,), result._replace(logit=scores)) or (IDENTITY,)
             corrected = Calibration([mine])(torch.tensor([-1e30, -5, 0, 5, 1e30]))
             assert (corrected.diff() >= 0).all()
             assert corrected[1:4].isfinite().all()
-    assert fit((kind,), found._replace(label=np.zeros(200, np.float32))) == ()
+    assert fit((kind,), result._replace(label=np.zeros(200, np.float32))) == ()
 
 
 AUTO = TrainConfig(calibration="auto").fitted
@@ -114,32 +116,32 @@ def test_auto_uses_the_simplest_map_that_is_better_by_more_than_chance() -> None
     assert fit(AUTO, overconfident(500)) == fit(("platt",), overconfident(500))
     # Scores that are right: a map can only fit chance.
     draws = (overconfident(2000, seed) for seed in range(20))
-    right = [fit(AUTO, found._replace(logit=found.logit / 2 - np.float32(0.3))) for found in draws]
+    right = [fit(AUTO, samples._replace(logit=samples.logit / 2 - np.float32(0.3))) for samples in draws]
     assert sum(not maps for maps in right) >= 15
     # No line corrects scores that saturate on both sides.
-    found = overconfident(40_000)
-    bent = found._replace(logit=(found.logit / 2 - 0.3) ** 3)
+    samples = overconfident(40_000)
+    bent = samples._replace(logit=(samples.logit / 2 - 0.3) ** 3)
     (curve,) = fit(AUTO, bent)
     assert len(curve.knots) > 10
     assert len(fit(AUTO, bent.of(np.arange(5_000)))[0].knots) == 1
 
 
 def test_auto_makes_scores_without_information_as_good_as_a_constant() -> None:
-    found, other = overconfident(1_000), overconfident(50_000, seed=1)
+    samples, other = overconfident(1_000), overconfident(50_000, seed=1)
     noise = np.random.default_rng(2).normal(0, 2, 51_000).astype(np.float32)
-    maps = fit(AUTO, found._replace(logit=noise[:1_000]))
+    maps = fit(AUTO, samples._replace(logit=noise[:1_000]))
     after = corrected_by(maps, other._replace(logit=noise[1_000:]))
     assert evaluate_logits(other.label, noise[1_000:])["normalized_entropy"] > 1.3
     assert evaluate_logits(after.label, after.logit)["normalized_entropy"] < 1.01
 
 
 def test_the_current_map_stays_unless_the_samples_are_against_it() -> None:
-    found = overconfident(5_000)
+    samples = overconfident(5_000)
     current = (LogitMap(knots=(0.0,), values=(-0.3,), slopes=(0.5, 0.5)),)
-    assert fit(AUTO, found, current) == current
-    assert fit(AUTO, found._replace(label=np.zeros(5_000, np.float32)), current) == current
+    assert fit(AUTO, samples, current) == current
+    assert fit(AUTO, samples._replace(label=np.zeros(5_000, np.float32)), current) == current
     wrong = (LogitMap(knots=(0.0,), values=(0.0,), slopes=(1.5, 1.5)),)
-    assert fit(AUTO, found, wrong) == fit(("platt",), found)
+    assert fit(AUTO, samples, wrong) == fit(("platt",), samples)
     assert TrainConfig(calibration="auto", class_weight="balanced").fitted[0] == "shift"
 
 

@@ -41,10 +41,10 @@ def log(root: Path, scale: float = 1.0) -> np.ndarray[Any, Any]:
     return chance
 
 
-def recipe(root: Path, labels: list[str] | None = None, data: str = "data", **settings: Any) -> Recipe:
+def make_recipe(root: Path, labels: list[str] | None = None, data: str = "data", **settings: Any) -> Recipe:
     named = {"labels": labels} if labels else {"label": "click"}
     negatives = settings.pop("negatives", 1.0)
-    made = tiny(
+    config = tiny(
         root,
         epochs=2,
         batch_size=128,
@@ -52,7 +52,7 @@ def recipe(root: Path, labels: list[str] | None = None, data: str = "data", **se
         embedding={"kind": "rowwise_adagrad", "learning_rate": 0.1},
         **settings,
     )  # fmt: skip
-    made["data"] |= {
+    config["data"] |= {
         "path": str(root / data),
         "source": {
             "kind": "parquet",
@@ -61,7 +61,7 @@ def recipe(root: Path, labels: list[str] | None = None, data: str = "data", **se
         },
         "split": {"valid": 0.2, "test": 0.3, "negatives": negatives},
     }
-    return Recipe.from_dict(made)
+    return Recipe.from_dict(config)
 
 
 def batch_of(label: torch.Tensor, weight: torch.Tensor | None) -> Batch:
@@ -106,10 +106,10 @@ def test_balanced_weights_are_one_on_average_and_all_classes_alike_change_no_bit
 
 def test_every_label_has_its_own_weight_and_exports_say_so(tmp_path: Path) -> None:
     log(tmp_path)
-    made = recipe(tmp_path, ["click", "like"], max_steps=20, class_weight={"like": 30.0})
-    prepare(made.data)
-    Trainer(made, Dataset.open(made.data.path)).train()
-    with open_run(made.run) as trained:
+    recipe = make_recipe(tmp_path, ["click", "like"], max_steps=20, class_weight={"like": 30.0})
+    prepare(recipe.data)
+    Trainer(recipe, Dataset.open(recipe.data.path)).train()
+    with open_run(recipe.run) as trained:
         assert trained.model.network.correction == (0.0, -math.log(30.0))
         export(trained, tmp_path / "export")
         predict(trained, "test", tmp_path / "scores.parquet", SilentProgress())
@@ -122,10 +122,10 @@ def test_every_label_has_its_own_weight_and_exports_say_so(tmp_path: Path) -> No
 def test_a_resumed_run_has_its_weights_and_other_data_leave_them(tmp_path: Path) -> None:
     log(tmp_path)
     options = {"class_weight": "balanced", "max_steps": 20, "checkpoint": {"every_steps": 5}}
-    whole = recipe(tmp_path, run=str(tmp_path / "whole"), **options)
+    whole = make_recipe(tmp_path, run=str(tmp_path / "whole"), **options)
     dataset = prepare(whole.data)
     train(whole)
-    parts = recipe(tmp_path, run=str(tmp_path / "parts"), **options)
+    parts = make_recipe(tmp_path, run=str(tmp_path / "parts"), **options)
     first = Trainer(parts, dataset)
     interrupt(first, 8)
     with pytest.raises(Interrupted):
@@ -133,7 +133,7 @@ def test_a_resumed_run_has_its_weights_and_other_data_leave_them(tmp_path: Path)
     train(parts, resume=True)
     assert_same_model(last(whole.run), last(parts.run))
     log(tmp_path, scale=3.0)
-    other = prepare(recipe(tmp_path, data="other").data)
+    other = prepare(make_recipe(tmp_path, data="other").data)
     assert other.positives["train"] > 2 * dataset.positives["train"]
     with open_run(whole.run) as mine, open_run(whole.run, other.path) as theirs:
         assert mine.model.network.correction == theirs.model.network.correction != (0.0,)

@@ -43,12 +43,12 @@ def content(capsys: pytest.CaptureFixture[str], *paths: Path) -> dict[str, Any]:
 def test_figures_are_those_of_the_runs_and_fields_those_that_differ(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = content(capsys, runs / "one", runs / "two")
-    assert found["differences"] == {
+    config = content(capsys, runs / "one", runs / "two")
+    assert config["differences"] == {
         "train.dense.learning_rate": [0.001, 0.003],
         "train.early_stopping.patience": [0, 5],
     }
-    for entry, name in zip(found["runs"], ("one", "two"), strict=True):
+    for entry, name in zip(config["runs"], ("one", "two"), strict=True):
         result = json.loads((runs / name / "result.json").read_text())
         assert entry["result"]["test"] == result["test"]
         assert entry["checkpoint"] == int(result["checkpoint"][5:]) == entry["validation"]["step"]
@@ -63,8 +63,8 @@ def test_a_run_that_continues_has_no_test(runs: Path, tmp_path: Path, capsys: py
     trainer = Trainer(recipe, prepared(recipe.data))
     trainer.train()
     (going / "result.json").unlink()
-    found = content(capsys, runs / "one", going)
-    assert found["runs"][1]["result"] is None
-    assert found["runs"][1]["validation"]["step"] == found["runs"][1]["checkpoint"] == 25
+    config = content(capsys, runs / "one", going)
+    assert config["runs"][1]["result"] is None
+    assert config["runs"][1]["validation"]["step"] == config["runs"][1]["checkpoint"] == 25
     assert main(["compare", str(going), str(runs / "one")]) == 0
     assert "not finished, so without a test: going" in capsys.readouterr().out

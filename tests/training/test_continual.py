@@ -86,10 +86,10 @@ def begin(root: Path, **changes: Any) -> Path:
     """A run of the first day."""
     for day in range(DAYS):
         write_log(root, day)
-    made = content(root) | {key: value for key, value in changes.items() if key == "memory"}
-    made["train"] |= changes.get("train", {})
-    made["data"]["vocabulary"] |= changes.get("vocabulary", {})
-    recipe = Recipe.from_dict(made)
+    config = content(root) | {key: value for key, value in changes.items() if key == "memory"}
+    config["train"] |= changes.get("train", {})
+    config["data"]["vocabulary"] |= changes.get("vocabulary", {})
+    recipe = Recipe.from_dict(config)
     Trainer(recipe, prepare(recipe.data)).train()
     return Path(recipe.run)
 
@@ -113,12 +113,12 @@ def assert_same_period(one: Path, other: Path) -> None:
     assert_same_model(periods.only_checkpoint(one), periods.only_checkpoint(other))
     left, right = (Dataset.open(each / "data").manifest for each in (one, other))
     assert left.fingerprint == right.fingerprint
-    told = [periods.read(each).to_dict() for each in (one, other)]
-    for each in told:
+    contents = [periods.read(each).to_dict() for each in (one, other)]
+    for each in contents:
         # Files of tables have random tokens, and a checkpoint seconds.
         for name in ("parent", "state", "dataset"):
             del each[name]
-    assert told[0] == told[1]
+    assert contents[0] == contents[1]
 
 
 def test_periods_in_one_command_and_in_several_give_the_same_bits(home: Path, tmp_path: Path) -> None:
@@ -144,10 +144,10 @@ def test_scores_of_a_period_are_those_of_the_checkpoint_before_with_the_historie
     run = Path(shutil.copytree(home / "run", tmp_path / "run"))
     for day in (1, 2):
         # First by the whole log that the run was trained on, then by what the period carries.
-        found = scores(run, home / f"day-{day}.parquet", [str(home / "day-0.parquet")] if day == 1 else [])
+        actual = scores(run, home / f"day-{day}.parquet", [str(home / "day-0.parquet")] if day == 1 else [])
         continue_run(run, home / f"day-{day}.parquet")
         known = periods.read(periods.of_number(run, day)).to_dict()["scores"]
-        assert known["all"] == json.loads(json.dumps(found))
+        assert known["all"] == json.loads(json.dumps(actual))
         assert {"known", "tail", "new"} <= known.keys()
         assert sum(known[kind]["samples"] for kind in ("known", "tail", "new")) == known["all"]["samples"] == 900
     whole = [str(home / f"day-{day}.parquet") for day in (0, 1, 2)]
@@ -202,21 +202,21 @@ def test_a_table_that_grew_begins_as_one_of_that_size_from_the_start_and_keeps_t
 
 
 def test_histories_continue_where_the_last_period_ended(home: Path, tmp_path: Path) -> None:
-    made = Recipe.from_dict(content(home))
+    recipe = Recipe.from_dict(content(home))
     paths = tuple(str(home / f"day-{day}.parquet") for day in range(DAYS))
-    source = replace(made.data.source, paths=paths)  # type: ignore[call-arg]
-    data = replace(made.data, path=str(tmp_path / "all"), source=source, split=SplitConfig(valid=0.0, test=0.0))
+    source = replace(recipe.data.source, paths=paths)  # type: ignore[call-arg]
+    data = replace(recipe.data, path=str(tmp_path / "all"), source=source, split=SplitConfig(valid=0.0, test=0.0))
     whole, last = prepare(data), Dataset.open(periods.of_number(home / "whole", 3) / "data")
 
     def histories(dataset: Dataset) -> dict[int, list[Any]]:
-        vocabulary, found = dataset.vocabulary("item"), {}
+        vocabulary, results = dataset.vocabulary("item"), {}
         names = dict(enumerate(vocabulary.values.to_list(), start=vocabulary.tail_buckets))
         for number, shard in enumerate(dataset.shards("train")):
             for group in range(len(shard.row_groups)):
                 table = dataset.read_row_group("train", number, group)
                 for row, ids in zip(table["@row"].to_pylist(), table["seen"].to_pylist(), strict=True):
-                    found[row] = [names.get(each) for each in ids]
-        return found
+                    results[row] = [names.get(each) for each in ids]
+        return results
 
     mine, theirs = histories(last), histories(whole)
     theirs = {row - (3 << FILE_BITS): ids for row, ids in theirs.items() if row >> FILE_BITS == 3}
@@ -229,8 +229,8 @@ def test_histories_continue_where_the_last_period_ended(home: Path, tmp_path: Pa
 
 
 def files_of(run: Path) -> dict[str, tuple[int, int]]:
-    found = {str(path.relative_to(run)): path.stat() for path in run.rglob("*") if path.is_file()}
-    return {name: (status.st_mtime_ns, status.st_size) for name, status in found.items()}
+    results = {str(path.relative_to(run)): path.stat() for path in run.rglob("*") if path.is_file()}
+    return {name: (status.st_mtime_ns, status.st_size) for name, status in results.items()}
 
 
 STAGES = [
@@ -314,9 +314,9 @@ def test_a_file_that_is_not_what_comes_next_is_refused_in_a_line(
     run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
     before = files_of(run)
     continue_run(run, log(home, tmp_path), code=2)
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert not missing(message, said), said
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert not missing(message, errors), errors
     assert files_of(run) == before
 
 
@@ -328,9 +328,9 @@ def test_files_that_are_periods_already_are_skipped(
     copy = copied("day-1.parquet")(home, tmp_path)
     capsys.readouterr()
     continue_run(run, copy, home / "day-2.parquet", home / "day-2.parquet")
-    said = capsys.readouterr().out
-    assert not missing("period 1 day-1.parquet", said)
-    assert not missing("period 2 day-2.parquet", said)
+    output = capsys.readouterr().out
+    assert not missing("period 1 day-1.parquet", output)
+    assert not missing("period 2 day-2.parquet", output)
     assert len(periods.paths(run)) == 2
     assert_same_period(periods.paths(run)[-1], periods.paths(home / "whole")[1])
     before = files_of(run)
@@ -346,14 +346,14 @@ def test_the_last_period_is_reverted_and_repeated_with_the_same_bits(
     run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
     before = files_of(run)
     continue_run(run, home / "day-2.parquet")
-    made = Path(shutil.copytree(periods.paths(run)[-1], tmp_path / "period-00002"))
+    copy = Path(shutil.copytree(periods.paths(run)[-1], tmp_path / "period-00002"))
     with Dataset.open(periods.paths(run)[-1] / "data").locked():
         assert main(["revert", "-q", str(run)]) == 2
     assert len(periods.paths(run)) == 2
     assert main(["revert", "-q", str(run)]) == 0
     assert files_of(run) == before
     continue_run(run, home / "day-2.parquet")
-    assert_same_period(periods.paths(run)[-1], made)
+    assert_same_period(periods.paths(run)[-1], copy)
     continue_run(run, home / "day-3.parquet")
     for number in (3, 2):
         capsys.readouterr()
@@ -378,11 +378,11 @@ def test_encoded_rows_under_caches_continue_to_the_same_bits_each_time(home: Pat
     raw = content(tmp_path) | {"memory": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 4}}}
     raw["data"]["vocabulary"] |= {"min_count": 1, "overrides": {"place": {"kind": "hash", "buckets": 2000}}}
     raw["train"]["batch_size"] = 16
-    made = Recipe.from_dict(raw)
-    trainer = Trainer(made, prepare(made.data))
+    recipe = Recipe.from_dict(raw)
+    trainer = Trainer(recipe, prepare(recipe.data))
     trainer.train()
     assert any(not tables.resident for tables in trainer.model.embeddings.engine.tables)
-    run = Path(made.run)
+    run = Path(recipe.run)
     shutil.copytree(run, tmp_path / "again")
     continue_run(run, tmp_path / "day-1.parquet", tmp_path / "day-2.parquet")
     for day in (1, 2):

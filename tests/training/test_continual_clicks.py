@@ -78,8 +78,8 @@ def test_periods_in_one_command_and_in_several_are_the_same_and_leave_no_click_o
     continue_run(runs[0], *logs(home)[1:])
     for file in logs(home)[1:]:
         continue_run(runs[1], file)
-    told = [[periods.read(path) for path in periods.paths(run)] for run in runs]
-    assert [period.scores for period in told[0]] == [period.scores for period in told[1]]
+    period_lists = [[periods.read(path) for path in periods.paths(run)] for run in runs]
+    assert [period.scores for period in period_lists[0]] == [period.scores for period in period_lists[1]]
     # Samples are those of all these clicks in one log that goes on from the first.
     pl.concat(map(pl.read_parquet, logs(home)[1:])).write_parquet(tmp_path / "all.parquet")
     base = Dataset.open(home / "data")
@@ -94,7 +94,7 @@ def test_periods_in_one_command_and_in_several_are_the_same_and_leave_no_click_o
     source.resume(before)
     (tmp_path / "work").mkdir()
     frame = pl.concat([chunk.frame for chunk in source.chunks(tmp_path / "work")])
-    assert sum(period.scores["all"]["samples"] for period in told[0]) == frame["label"].count()
+    assert sum(period.scores["all"]["samples"] for period in period_lists[0]) == frame["label"].count()
     datasets = [Dataset.open(periods.of_number(run, 3) / "data") for run in runs]
     assert datasets[0].fingerprint == datasets[1].fingerprint
     kept, expected = datasets[0].clicks(), source.memory(tmp_path / "work")

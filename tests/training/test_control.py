@@ -42,10 +42,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def without_validation(root: Path, **train: Any) -> dict[str, Any]:
-    found = tiny(root, **train)
-    found["data"]["path"] = str(root / "no-valid")
-    found["data"]["split"]["valid"] = 0
-    return found
+    config = tiny(root, **train)
+    config["data"]["path"] = str(root / "no-valid")
+    config["data"]["split"]["valid"] = 0
+    return config
 
 
 class Said(SilentProgress):
@@ -58,10 +58,10 @@ class Said(SilentProgress):
         self.lines.append(message)
 
 
-def recipe(home: Path, run: Path, **train: Any) -> Recipe:
-    found = tiny(home, run=str(run), **{"eval_every": 0, "checkpoint": {"every_steps": 7, "keep": 2}, **train})
-    memory = found["train"].pop("memory", {})
-    return Recipe.from_dict({**found, "memory": memory})
+def make_recipe(home: Path, run: Path, **train: Any) -> Recipe:
+    config = tiny(home, run=str(run), **{"eval_every": 0, "checkpoint": {"every_steps": 7, "keep": 2}, **train})
+    memory = config["train"].pop("memory", {})
+    return Recipe.from_dict({**config, "memory": memory})
 
 
 def contents(run: Path) -> dict[str, bytes]:
@@ -71,15 +71,15 @@ def contents(run: Path) -> dict[str, bytes]:
 
 
 def result(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "result.json").read_text())
-    return {key: value for key, value in found.items() if key not in ("format", "hash")}
+    content: dict[str, Any] = json.loads((run / "result.json").read_text())
+    return {key: value for key, value in content.items() if key not in ("format", "hash")}
 
 
 def position(run: Path) -> dict[str, Any]:
-    found = dict(checkpoint.read_state(last(run))["training"])
+    result = dict(checkpoint.read_state(last(run))["training"])
     for name in ("train_seconds", "stage_seconds", "paces", "untimed_samples", "threads", "may_differ"):
-        del found[name]
-    return found
+        del result[name]
+    return result
 
 
 INT8 = {"precision": "int8", "lookahead": 2, "cache": {"fraction": 0.3, "ways": 8}}
@@ -100,10 +100,10 @@ LONGER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("how", LONGER)
 def test_a_finished_run_that_is_lengthened_ends_as_one_of_that_length(home: Path, tmp_path: Path, how: str) -> None:
     short, long = LONGER[how]
-    train(recipe(home, tmp_path / "whole", **long))
-    train(recipe(home, tmp_path / "parts", **short))
+    train(make_recipe(home, tmp_path / "whole", **long))
+    train(make_recipe(home, tmp_path / "parts", **short))
     before = result(tmp_path / "parts")
-    train(recipe(home, tmp_path / "parts", **long), resume=True)
+    train(make_recipe(home, tmp_path / "parts", **long), resume=True)
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
     assert position(tmp_path / "whole") == position(tmp_path / "parts")
     results = [result(tmp_path / name) for name in ("whole", "parts")]
@@ -117,42 +117,42 @@ def test_a_finished_run_that_is_lengthened_ends_as_one_of_that_length(home: Path
 
 
 def test_a_run_is_claimed_before_it_is_built(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = recipe(home, tmp_path / "a", max_steps=3)
-    train(made)
+    recipe = make_recipe(home, tmp_path / "a", max_steps=3)
+    train(recipe)
 
     def fail(*_: object) -> None:
         raise ConfigError("built")
 
     monkeypatch.setattr("stratarec.training.trainer.new_model", fail)
     with refuses(CheckpointError, "step-00000003 --resume --overwrite"):
-        train(made)
+        train(recipe)
     before = contents(tmp_path / "a")
     with refuses(ConfigError, "built"):
-        Trainer(made, Dataset.open(made.data.path)).train(overwrite=True)
+        Trainer(recipe, Dataset.open(recipe.data.path)).train(overwrite=True)
     assert contents(tmp_path / "a") == before
     # A run that cannot be built leaves nothing.
     with refuses(ConfigError, "built"):
-        train(recipe(home, tmp_path / "b"))
+        train(make_recipe(home, tmp_path / "b"))
     assert not (tmp_path / "b").exists()
 
 
 def test_a_finished_run_gives_its_result_again(home: Path, tmp_path: Path) -> None:
-    train(recipe(home, tmp_path / "a", max_steps=5))
+    train(make_recipe(home, tmp_path / "a", max_steps=5))
     before = contents(tmp_path / "a")
     for change in ({}, {"log_every": 3, "checkpoint": {"keep": 7}, "threads": 1}):
-        made = recipe(home, tmp_path / "a", max_steps=5, **change)
-        trainer = Trainer(made, Dataset.open(made.data.path), said := Said())
+        recipe = make_recipe(home, tmp_path / "a", max_steps=5, **change)
+        trainer = Trainer(recipe, Dataset.open(recipe.data.path), progress := Said())
         assert trainer.train(resume=True) == result(tmp_path / "a")
-        assert f"{tmp_path / 'a'} is already complete" in said.lines[-1]
+        assert f"{tmp_path / 'a'} is already complete" in progress.lines[-1]
     assert contents(tmp_path / "a") == before
 
 
 def test_more_patience_resumes_a_run_that_was_stopped_early(home: Path, tmp_path: Path) -> None:
     options = {"epochs": 4, "eval_every": 10, "embedding": {"learning_rate": 3.0}}
-    train(recipe(home, tmp_path / "whole", early_stopping={"patience": 4}, **options))
-    stopped = train(recipe(home, tmp_path / "parts", early_stopping={"patience": 1}, **options))
+    train(make_recipe(home, tmp_path / "whole", early_stopping={"patience": 4}, **options))
+    stopped = train(make_recipe(home, tmp_path / "parts", early_stopping={"patience": 1}, **options))
     assert stopped.state.step < stopped.total_steps
-    train(recipe(home, tmp_path / "parts", early_stopping={"patience": 4}, **options), resume=True)
+    train(make_recipe(home, tmp_path / "parts", early_stopping={"patience": 4}, **options), resume=True)
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
     assert position(tmp_path / "whole") == position(tmp_path / "parts")
     assert result(tmp_path / "whole")["test"] == result(tmp_path / "parts")["test"]
@@ -160,12 +160,12 @@ def test_more_patience_resumes_a_run_that_was_stopped_early(home: Path, tmp_path
 
 def test_another_metric_cannot_resume_where_its_best_checkpoint_is_gone(home: Path, tmp_path: Path) -> None:
     options = {"eval_every": 5, "embedding": {"learning_rate": 3.0}, "checkpoint": {"keep": 1}}
-    trained = train(recipe(home, tmp_path / "a", epochs=1, **options))
+    trained = train(make_recipe(home, tmp_path / "a", epochs=1, **options))
     best = max(trained.state.evaluations, key=lambda entry: entry["auc"])
     assert not (tmp_path / "a" / "checkpoints" / f"step-{best['step']:08d}").exists(), "nothing to test"
     before = contents(tmp_path / "a")
     with refuses(CheckpointError, f"step {best['step']}"):
-        train(recipe(home, tmp_path / "a", epochs=2, early_stopping={"metric": "auc"}, **options), resume=True)
+        train(make_recipe(home, tmp_path / "a", epochs=2, early_stopping={"metric": "auc"}, **options), resume=True)
     assert contents(tmp_path / "a") == before
 
 
@@ -196,7 +196,7 @@ def uninterrupted(home: Path) -> Callable[[str, dict[str, Any]], Path]:
 
     def run(name: str, options: dict[str, Any]) -> Path:
         if name not in done:
-            train(recipe(home, home / f"uninterrupted-{name}", **options))
+            train(make_recipe(home, home / f"uninterrupted-{name}", **options))
             done[name] = home / f"uninterrupted-{name}"
         return done[name]
 
@@ -216,35 +216,35 @@ def test_ctrl_c_in_a_validation_stops_there_and_changes_no_bit(
 ) -> None:
     options = {"epochs": 1, "eval_every": 13, "early_stopping": {"patience": patience}, "memory": memory}
     whole = uninterrupted(f"{'tiers' if memory else 'memory'}-{patience}", options)
-    made = recipe(home, tmp_path / "parts", **options)
-    trainer = Trainer(made, Dataset.open(made.data.path))
+    recipe = make_recipe(home, tmp_path / "parts", **options)
+    trainer = Trainer(recipe, Dataset.open(recipe.data.path))
     interrupt_evaluation(trainer, number)
     with refuses(Interrupted, "--resume"):
         trainer.train()
     step = (13, 26, 32)[number - 1]
     assert last(tmp_path / "parts").name == f"step-{step:08d}"
     assert not any(entry["step"] == step for entry in trainer.state.evaluations)
-    train(made, resume=True)
+    train(recipe, resume=True)
     assert_same_model(last(whole), last(tmp_path / "parts"))
     assert position(whole) == position(tmp_path / "parts")
     assert result(whole)["test"] == result(tmp_path / "parts")["test"]
 
 
 def test_ctrl_c_in_the_final_test_stops_and_the_next_start_only_tests(home: Path, tmp_path: Path) -> None:
-    made = recipe(home, tmp_path / "a", max_steps=9, report=True)
-    trainer = Trainer(made, Dataset.open(made.data.path))
+    recipe = make_recipe(home, tmp_path / "a", max_steps=9, report=True)
+    trainer = Trainer(recipe, Dataset.open(recipe.data.path))
     interrupt_evaluation(trainer, 2)
     with refuses(Interrupted, "step-00000009 --resume"):
         trainer.train()
     before = contents(tmp_path / "a")
     assert "result.json" not in before
-    resumed = Trainer(made, Dataset.open(made.data.path))
+    resumed = Trainer(recipe, Dataset.open(recipe.data.path))
     resumed.step = None  # type: ignore[method-assign, assignment]
     resumed.train(resume=True)
     after = contents(tmp_path / "a")
     assert {name: content for name, content in after.items() if name in before} == before
     assert sorted(set(after) - set(before)) == ["files.json", "report.html", "result.json"]
-    train(recipe(home, tmp_path / "b", max_steps=9))
+    train(make_recipe(home, tmp_path / "b", max_steps=9))
     assert result(tmp_path / "a")["test"] == result(tmp_path / "b")["test"]
 
 
@@ -265,7 +265,7 @@ evaluation.Loader.epoch = epoch
 def test_a_signal_in_the_final_test_is_one_line_and_its_own_exit_code(
     home: Path, tmp_path: Path, name: str, code: int
 ) -> None:
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe(home, tmp_path / "a", max_steps=4).to_dict()))
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(make_recipe(home, tmp_path / "a", max_steps=4).to_dict()))
     done = forked.run(["train", "-q", str(tmp_path / "r.yaml")], before=INTERRUPT.replace("NAME", name))
     assert done.returncode == code, done.stderr
     assert "stopped in the final test" in done.stderr.splitlines()[-1]
@@ -275,12 +275,12 @@ def test_a_signal_in_the_final_test_is_one_line_and_its_own_exit_code(
 
 
 def test_a_checkpoint_that_was_being_rewritten_is_recovered(home: Path, tmp_path: Path) -> None:
-    made = recipe(home, tmp_path / "a", max_steps=20)
-    train(recipe(home, tmp_path / "a", max_steps=14))
+    recipe = make_recipe(home, tmp_path / "a", max_steps=20)
+    train(make_recipe(home, tmp_path / "a", max_steps=14))
     newest = last(tmp_path / "a")
     newest.rename(newest.with_name(f".{newest.name}.old"))
-    train(made, resume=True)
-    train(recipe(home, tmp_path / "b", max_steps=20))
+    train(recipe, resume=True)
+    train(make_recipe(home, tmp_path / "b", max_steps=20))
     assert_same_model(last(tmp_path / "a"), last(tmp_path / "b"))
     assert not list(newest.parent.glob(".step-*"))
 
@@ -321,8 +321,8 @@ def test_a_trainer_gives_torchs_settings_back(home: Path, tmp_path: Path, how: s
     torch.use_deterministic_algorithms(strict, warn_only=False)
     torch.manual_seed(17)
     before = settings()
-    made = recipe(home, tmp_path / "a", threads=1, **options)
-    trainer = Trainer(made, Dataset.open(made.data.path))
+    recipe = make_recipe(home, tmp_path / "a", threads=1, **options)
+    trainer = Trainer(recipe, Dataset.open(recipe.data.path))
     assert settings() == before
     prepare_end(trainer)
     if error is None:

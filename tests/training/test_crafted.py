@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from fuzzing.artefacts import TIERS, make_log, place_tables, recipe
+from fuzzing.artefacts import TIERS, make_log, make_recipe, place_tables
 from safetensors.torch import load_file, save_file
 
 from errors import refuses
@@ -37,10 +37,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs with tables in memory and with a cache; the last checkpoint of the first is a chain of several files."""
     root = tmp_path_factory.mktemp("crafted")
     make_log(root)
-    prepare(recipe(root, root / "plain").data)
+    prepare(make_recipe(root, root / "plain").data)
     for name, memory in (("plain", None), ("cached", TIERS)):
-        made = recipe(root, root / name, memory=memory)
-        Trainer(made, Dataset.open(made.data.path), plan=place_tables(name, made)).train()
+        recipe = make_recipe(root, root / name, memory=memory)
+        Trainer(recipe, Dataset.open(recipe.data.path), plan=place_tables(name, recipe)).train()
     return root
 
 
@@ -78,8 +78,8 @@ def doubled(part: str, again: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, A
         group = content["tables"]["groups"][0]
         entry = group[part]["files"][0]
         file = path / "tables" / group["name"] / part / entry["name"]
-        found = load_file(file)
-        rows_file(entry, file, again(found["rows"].numpy()), found["records"].numpy())
+        tensors = load_file(file)
+        rows_file(entry, file, again(tensors["rows"].numpy()), tensors["records"].numpy())
 
     return change
 
@@ -123,15 +123,15 @@ def test_tensors_of_another_type_shape_or_no_number_are_named(
 ) -> None:
     def put(content: dict[str, Any], path: Path) -> None:
         file = path / f"{name}.safetensors"
-        found = load_file(file)
-        chosen = next(key for key, value in found.items() if value.ndim == 2)
-        save_file({**found, chosen: change(found[chosen]).contiguous()}, file)
+        tensors = load_file(file)
+        chosen = next(key for key, value in tensors.items() if value.ndim == 2)
+        save_file({**tensors, chosen: change(tensors[chosen]).contiguous()}, file)
         content["hashes"][file.name] = file_hash(file)
 
     shutil.copytree(home / "plain", tmp_path / "run")
     rewrite(tmp_path / "run", put)
-    made = recipe(home, tmp_path / "run", steps=8)
-    trainer = Trainer(made, Dataset.open(made.data.path))
+    recipe = make_recipe(home, tmp_path / "run", steps=8)
+    trainer = Trainer(recipe, Dataset.open(recipe.data.path))
     with refuses(CheckpointError, f"{name}.safetensors {message}"):
         trainer.train(resume=True)
 
@@ -139,18 +139,18 @@ def test_tensors_of_another_type_shape_or_no_number_are_named(
 def test_random_numbers_behind_their_table_are_none(home: Path, tmp_path: Path) -> None:
     def put(content: dict[str, Any], path: Path) -> None:
         file = path / "optimizer.safetensors"
-        found = load_file(file)
-        words = found["random"].numpy()
+        tensors = load_file(file)
+        words = tensors["random"].numpy()
         words[8:12].view(np.int32)[0], words[16:24].view(np.uint64)[0] = 624, 2
-        torch.Generator().set_state(found["random"])  # what torch itself lets pass
-        save_file(found, file)
+        torch.Generator().set_state(tensors["random"])  # what torch itself lets pass
+        save_file(tensors, file)
         content["hashes"][file.name] = file_hash(file)
 
     shutil.copytree(home / "plain", tmp_path / "run")
     rewrite(tmp_path / "run", put)
-    made = recipe(home, tmp_path / "run", steps=8)
+    recipe = make_recipe(home, tmp_path / "run", steps=8)
     with refuses(CheckpointError, "optimizer.safetensors table 624 2"):
-        Trainer(made, Dataset.open(made.data.path)).train(resume=True)
+        Trainer(recipe, Dataset.open(recipe.data.path)).train(resume=True)
 
 
 def test_rows_that_are_no_numbers_give_no_scores(home: Path, tmp_path: Path) -> None:
@@ -160,10 +160,10 @@ def test_rows_that_are_no_numbers_give_no_scores(home: Path, tmp_path: Path) -> 
         for group in content["tables"]["groups"]:
             for entry in group["home"]["files"]:
                 file = path / "tables" / group["name"] / "home" / entry["name"]
-                found = load_file(file)
-                records = found["records"].numpy()
+                tensors = load_file(file)
+                records = tensors["records"].numpy()
                 records[:, :4] = np.array([np.nan], "<f4").view(np.uint8)
-                rows_file(entry, file, found["rows"].numpy(), records)
+                rows_file(entry, file, tensors["rows"].numpy(), records)
 
     shutil.copytree(home / "plain", tmp_path / "run")
     rewrite(tmp_path / "run", put)
@@ -174,19 +174,19 @@ def test_rows_that_are_no_numbers_give_no_scores(home: Path, tmp_path: Path) -> 
 
 def test_clocks_of_rows_that_no_run_has_are_those_of_new_rows(home: Path, tmp_path: Path) -> None:
     """A clock below 0 would have rows take steps whose numbers lie in front of those there are."""
-    made = recipe(home, tmp_path / "run")
+    recipe = make_recipe(home, tmp_path / "run")
     rows = RowOptimizerConfig(kind="adam", rows="all")
-    made = replace(made, train=replace(made.train, embedding=rows))
-    Trainer(made, Dataset.open(made.data.path)).train()
+    recipe = replace(recipe, train=replace(recipe.train, embedding=rows))
+    Trainer(recipe, Dataset.open(recipe.data.path)).train()
 
     def put(clock: int, content: dict[str, Any], path: Path) -> None:
         group = content["tables"]["groups"][0]
         for entry in group["home"]["files"]:
             file = path / "tables" / group["name"] / "home" / entry["name"]
-            found = load_file(file)
-            records = found["records"].numpy()
+            tensors = load_file(file)
+            records = tensors["records"].numpy()
             records[:, -4:] = np.array([clock], "<i4").view(np.uint8)
-            rows_file(entry, file, found["rows"].numpy(), records)
+            rows_file(entry, file, tensors["rows"].numpy(), records)
 
     scores = []
     for clock in (0, -1, -(2**31)):
@@ -230,7 +230,7 @@ def test_a_run_begins_with_one_whose_checkpoint_records_less_of_its_training(
 ) -> None:
     shutil.copytree(home / "plain", tmp_path / "run")
     rewrite(tmp_path / "run", lambda content, _: content["identity"]["train"].pop(lost))
-    trainer = Trainer(recipe(home, tmp_path / "new", steps=1), Dataset.open(home / "data"))
+    trainer = Trainer(make_recipe(home, tmp_path / "new", steps=1), Dataset.open(home / "data"))
     assert trainer.train(earlier=tmp_path / "run")["steps"] == 1
 
 

@@ -54,9 +54,9 @@ def trained(home: Path, run: Path, kind: str, told: Told) -> dict[str, Any]:
 
 
 def losses(told: Told) -> list[float]:
-    found = [(step, values["train/loss"]) for step, values in told.points if "train/loss" in values]
-    assert [step for step, _ in found] == STEPS
-    return [loss for _, loss in found]
+    results = [(step, values["train/loss"]) for step, values in told.points if "train/loss" in values]
+    assert [step for step, _ in results] == STEPS
+    return [loss for _, loss in results]
 
 
 def test_tensorboard_has_what_progress_receives(home: Path, tmp_path: Path) -> None:
@@ -64,10 +64,10 @@ def test_tensorboard_has_what_progress_receives(home: Path, tmp_path: Path) -> N
 
     told = Told()
     trained(home, tmp_path / "run", "tensorboard", told)
-    found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-    found.Reload()
-    assert [each.value for each in found.Scalars("train/loss")] == pytest.approx(losses(told))
-    assert found.Scalars("valid/auc")[-1].step == 32
+    result = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    result.Reload()
+    assert [each.value for each in result.Scalars("train/loss")] == pytest.approx(losses(told))
+    assert result.Scalars("valid/auc")[-1].step == 32
 
 
 def test_what_is_not_installed_is_named_before_anything_is_written(

@@ -30,8 +30,8 @@ FEW = ("dcnv2", "grouped windows, attention", "runs under a dlrm", "dropout and 
 
 
 def compared(names: tuple[str, ...], steps: int, **options: str) -> None:
-    found = device_jobs.run(f"device_jobs.compare({names!r}, {steps})", **options)
-    for name, (expected, got) in found.items():
+    actual = device_jobs.run(f"device_jobs.compare({names!r}, {steps})", **options)
+    for name, (expected, got) in actual.items():
         same = CASES[name]["kind"] not in OTHER_ORDERS and not CASES[name].get("grouped")
         # Adam on all rows makes steps of a rounding's sign: what sums of another order differ by grows, to 3e-4 so far.
         grown = steps > 40 and name == "recipe taobaoad_x1"
@@ -83,9 +83,9 @@ def test_a_device_that_fails_in_mid_run_is_one_line_and_the_last_checkpoint_is_g
 def test_too_little_memory_for_a_batch_names_one_that_fits(tmp_path: Path) -> None:
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     too_large, none = device_jobs.run(f"device_jobs.small_memory({str(tmp_path)!r})", environment=cache)
-    found = re.search(r"batches of 512 samples; batches of (\d+) fit: set train.batch_size to (\d+), or", too_large)
-    assert found is not None, too_large
-    assert found[1] == found[2] in ("128", "64")
+    result = re.search(r"batches of 512 samples; batches of (\d+) fit: set train.batch_size to (\d+), or", too_large)
+    assert result is not None, too_large
+    assert result[1] == result[2] in ("128", "64")
     assert not missing("lazy:0 train.device cpu", none)
     with refuses(TrainingError, "train.device"), device_errors(torch.device("cpu"), 1, lambda: 0):
         raise torch.OutOfMemoryError

@@ -20,7 +20,7 @@ from stratarec.training.trainer import Trainer
 ROWS = 12_000
 
 
-def recipe(root: Path, negatives: float) -> Recipe:
+def make_recipe(root: Path, negatives: float) -> Recipe:
     draws = np.random.default_rng(0)
     item = draws.integers(0, 20, ROWS)
     click = (draws.random(ROWS) < 0.02 + 0.2 * (item % 4 == 0)).astype(int)
@@ -47,8 +47,8 @@ def recipe(root: Path, negatives: float) -> Recipe:
 
 
 def test_a_quarter_of_the_negatives_gives_the_probabilities_of_all(tmp_path: Path) -> None:
-    made = recipe(tmp_path, 0.25)
-    dataset = prepare(made.data)
+    recipe = make_recipe(tmp_path, 0.25)
+    dataset = prepare(recipe.data)
     label = pl.read_parquet(tmp_path / "log.parquet")["click"]
     left = ROWS - sum(dataset.samples(split) for split in dataset.splits)
     negatives = dataset.samples("train") - dataset.positives["train"]
@@ -56,11 +56,11 @@ def test_a_quarter_of_the_negatives_gives_the_probabilities_of_all(tmp_path: Pat
     assert sum(dataset.positives.values()) == label.sum()
     for split in ("valid", "test"):
         assert dataset.positives[split] / dataset.samples(split) == pytest.approx(label.mean(), rel=0.25)
-    Trainer(made, dataset).train()
-    with open_run(made.run) as trained:
+    Trainer(recipe, dataset).train()
+    with open_run(recipe.run) as trained:
         metrics, _ = evaluate_split(trained.model, dataset, "test", precision="float32", progress=SilentProgress())
-        found = metrics["click"]
+        result = metrics["click"]
         # Without the correction predictions would be more than twice the click rate.
-        assert found["calibration"] == pytest.approx(1, abs=0.15)
-        assert found["auc"] > 0.7
-    agreeing_scores(made.run, tmp_path / "log.parquet", tmp_path, rtol=1e-5)
+        assert result["calibration"] == pytest.approx(1, abs=0.15)
+        assert result["auc"] > 0.7
+    agreeing_scores(recipe.run, tmp_path / "log.parquet", tmp_path, rtol=1e-5)

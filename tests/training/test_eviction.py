@@ -83,17 +83,17 @@ def test_values_that_are_idle_or_worth_least_lose_their_rows_and_come_back_at_ne
         assert dataset.vocabulary("user").values.to_list() == users[number]
     assert sum(value is not None for value in users[3]) == 40
     # Of items the first day's counts are gone, so that only what stays of them can be told.
-    told = Dataset.open(periods.of_number(home / "whole", 3) / "data")
-    values = told.vocabulary("item").values.to_list()
+    last_data = Dataset.open(periods.of_number(home / "whole", 3) / "data")
+    values = last_data.vocabulary("item").values.to_list()
     assert set(items[3]) - {None} == set(values) - {None}
-    assert told.vocabularies["item"].holes == values.count(None) > 10
+    assert last_data.vocabularies["item"].holes == values.count(None) > 10
     before = Dataset.open(home / "data").vocabulary("user").values.to_list()
     again = [v for v in before if v in users[3] and users[3].index(v) != before.index(v)]
     assert again, "expected a user who lost his row and got another"
-    found = periods.read(periods.of_number(home / "whole", 3)).lookups["user"]
-    assert found.evicted == users[3].count(None) - users[2].count(None)
-    assert found.admitted == len(users[3]) - len(users[2])
-    vocabulary = told.vocabulary("user")
+    actual = periods.read(periods.of_number(home / "whole", 3)).lookups["user"]
+    assert actual.evicted == users[3].count(None) - users[2].count(None)
+    assert actual.admitted == len(users[3]) - len(users[2])
+    vocabulary = last_data.vocabulary("user")
     gone = next(value for value in before if value not in users[3])
     assert vocabulary.encode(pl.Series([gone])).tolist() == vocabulary.tail_ids(pl.Series([gone])).tolist()
     assert vocabulary.counts[5:][[value is None for value in users[3]]].sum() == 0

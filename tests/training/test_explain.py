@@ -61,7 +61,7 @@ def write_log(root: Path) -> pl.DataFrame:
 
 def content(root: Path, model: dict[str, Any], *, weights: bool = True, **train: Any) -> dict[str, Any]:
     rates = {"dense": {"learning_rate": 0.03}, "embedding": {"learning_rate": 0.02}}
-    found = tiny(root, **{"epochs": 8, "eval_every": 0, "threads": 1, **rates, **train})
+    config = tiny(root, **{"epochs": 8, "eval_every": 0, "threads": 1, **rates, **train})
     schema = {
         "labels": ["click", "like"],
         "user": "who",
@@ -78,21 +78,21 @@ def content(root: Path, model: dict[str, Any], *, weights: bool = True, **train:
         ],
     }
     source = {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema}
-    found["data"] |= {"source": source, "split": {"by": "fraction", "valid": 0.1, "test": 0.4}}
-    return found | {"model": {"embedding_dim": 1 if model["kind"] == "lr" else 4, **model}}
+    config["data"] |= {"source": source, "split": {"by": "fraction", "valid": 0.1, "test": 0.4}}
+    return config | {"model": {"embedding_dim": 1 if model["kind"] == "lr" else 4, **model}}
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on two labels, and its log."""
-    found = tmp_path_factory.mktemp("explain")
-    write_log(found)
+    result = tmp_path_factory.mktemp("explain")
+    write_log(result)
     model = {"kind": "dlrm", "bottom_mlp": [8], "top_mlp": [16], "history": {"pooling": "target_attention"}}
-    made = content(found, model, report=True, calibration="platt")
-    (found / "r.yaml").write_text(yaml.safe_dump(made))
-    assert main(["prepare", str(found / "r.yaml"), "-q"]) == 0
-    assert main(["train", str(found / "r.yaml"), "-q"]) == 0
-    return found
+    config = content(result, model, report=True, calibration="platt")
+    (result / "r.yaml").write_text(yaml.safe_dump(config))
+    assert main(["prepare", str(result / "r.yaml"), "-q"]) == 0
+    assert main(["train", str(result / "r.yaml"), "-q"]) == 0
+    return result
 
 
 @pytest.fixture
@@ -123,10 +123,10 @@ def naively(trained: TrainedModel, batch: Batch, column: Column, order: np.ndarr
             weights=torch.tensor([each for bag in weights for each in bag]),
         )
     with torch.no_grad():
-        found: np.ndarray[Any, Any] = trained.model.eval()(
+        actual: np.ndarray[Any, Any] = trained.model.eval()(
             batch.replace(dense=dense, sparse=KeyedJagged.from_features(bags))
         ).numpy()
-    return found
+    return actual
 
 
 def components(label: np.ndarray[Any, Any], score: np.ndarray[Any, Any], weight: np.ndarray[Any, Any]) -> Any:
@@ -147,7 +147,7 @@ def test_importance_is_that_of_naive_permutations(trained: TrainedModel) -> None
     columns = columns_of(trained.dataset.schema)
     assert [column.name for column in columns] == COLUMNS
     assert next(column for column in columns if column.name == "last").sparse == ("last", "kinds")
-    found = importance(probe, columns, repeats=2, seed=4, progress=SilentProgress())
+    result = importance(probe, columns, repeats=2, seed=4, progress=SilentProgress())
     batch = probe.batch
     assert batch.weight is not None
     base = naively(trained, batch, Column(name=""), np.arange(batch.size))
@@ -166,7 +166,7 @@ def test_importance_is_that_of_naive_permutations(trained: TrainedModel) -> None
                 chance = 1 / (1 + np.exp(-logit[known, number].astype(np.float64)))  # noqa: B023
                 return float(log_loss(label, chance, sample_weight=weight))  # noqa: B023
 
-            mine = found[name]
+            mine = result[name]
             one = next(each for each in mine.columns if each.feature == column.name)
             assert mine.auc == pytest.approx(auc(base), abs=1e-9)
             assert mine.log_loss == pytest.approx(loss(base), abs=1e-6)
@@ -187,10 +187,10 @@ def test_a_sum_of_parts_is_reported_and_curves_are_those_of_the_log(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_log(tmp_path)
-    made = content(tmp_path, {"kind": "lr"}, weights=False)
-    schema = made["data"]["source"]["schema"]
+    config = content(tmp_path, {"kind": "lr"}, weights=False)
+    schema = config["data"]["source"]["schema"]
     schema |= {"labels": [], "label": "click", "weight": "", "sparse": schema["sparse"][:3]}
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made))
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(config))
     for command in ("prepare", "train"):
         assert main([command, str(tmp_path / "r.yaml"), "-q"]) == 0
     run = str(tmp_path / "run")

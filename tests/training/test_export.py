@@ -29,8 +29,8 @@ from stratarec.training.trainer import Trainer
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("export")
-    made = Recipe.from_dict(tiny(root, epochs=1, max_steps=3, eval_every=0))
-    Trainer(made, prepared(made.data)).train()
+    recipe = Recipe.from_dict(tiny(root, epochs=1, max_steps=3, eval_every=0))
+    Trainer(recipe, prepared(recipe.data)).train()
     return root / "run"
 
 

@@ -38,7 +38,7 @@ def write_log(path: Path, rows: int = ROWS, seed: int = 0) -> pl.DataFrame:
     return frame
 
 
-def recipe(root: Path, kind: str) -> dict[str, object]:
+def make_config(root: Path, kind: str) -> dict[str, object]:
     content = tiny(root, max_steps=12, epochs=1)
     schema = {
         "label": "click",
@@ -62,7 +62,7 @@ def recipe(root: Path, kind: str) -> dict[str, object]:
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root: Path = tmp_path_factory.mktemp(request.param)
     write_log(root / "log.csv")
-    (root / "r.yaml").write_text(yaml.safe_dump(recipe(root, request.param)))
+    (root / "r.yaml").write_text(yaml.safe_dump(make_config(root, request.param)))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         for command in ("prepare", "train"):
@@ -88,13 +88,13 @@ def test_a_raw_log_scores_as_its_data_set_does_in_its_own_order(place: Path, mon
         parts.append(pl.read_parquet(f"{split}.parquet"))
     expected = pl.concat(parts).sort("row")
     assert main(["predict", "-q", run, name(place, "log"), "-o", str(output), "--keep", "request"]) == 0
-    found = pl.read_parquet(output)
-    assert found.columns == ["file", "row", "request", "label", "score"]
-    assert found["row"].to_list() == expected["row"].to_list()
-    assert found["request"].cast(pl.Int64).to_list() == [10**6 + row for row in range(ROWS)]
-    np.testing.assert_array_equal(found["label"], expected["label"])
-    np.testing.assert_allclose(found["score"], expected["score"], rtol=2e-6)
-    assert found["score"].n_unique() > 100
+    actual = pl.read_parquet(output)
+    assert actual.columns == ["file", "row", "request", "label", "score"]
+    assert actual["row"].to_list() == expected["row"].to_list()
+    assert actual["request"].cast(pl.Int64).to_list() == [10**6 + row for row in range(ROWS)]
+    np.testing.assert_array_equal(actual["label"], expected["label"])
+    np.testing.assert_allclose(actual["score"], expected["score"], rtol=2e-6)
+    assert actual["score"].n_unique() > 100
 
 
 def fresh(place: Path, frame: pl.DataFrame) -> str:
@@ -153,9 +153,9 @@ def test_cells_that_a_spreadsheet_would_run_are_text_when_that_is_asked_for(
     assert main([*command, str(target)]) == 0
     assert pl.read_csv(target, schema_overrides={"=c": pl.String})["=c"].to_list() == list(CELLS)
     assert main([*command, str(target), "--safe"]) == 0
-    found = pl.read_csv(target, schema_overrides={"'=c": pl.String})
-    assert found["'=c"].to_list() == list(CELLS.values())
-    assert found["score"].dtype == pl.Float64
+    result = pl.read_csv(target, schema_overrides={"'=c": pl.String})
+    assert result["'=c"].to_list() == list(CELLS.values())
+    assert result["score"].dtype == pl.Float64
     assert main([*command, str(place / "cells.out.parquet"), "--safe"]) == 2
     assert not missing("--safe CSV", capsys.readouterr().err)
 
@@ -163,22 +163,22 @@ def test_cells_that_a_spreadsheet_would_run_are_text_when_that_is_asked_for(
 def test_metrics_of_a_raw_log_and_by_a_column(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, log = run_of(place), str(place / name(place, "log"))
     assert main(["evaluate", "-q", run, log, "--by", "country"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "model: step 12, the last one"
-    assert not missing(f"log: {ROWS:,} samples", said[1])
-    found = scores(place, log)
-    label, score = found["label"].to_numpy(), found["score"].to_numpy()
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == "model: step 12, the last one"
+    assert not missing(f"log: {ROWS:,} samples", output[1])
+    actual = scores(place, log)
+    label, score = actual["label"].to_numpy(), actual["score"].to_numpy()
     order = score[:, None]
     positive, negative = order[label == 1], order[label == 0]
     auc = (positive > negative.T).mean() + (positive == negative.T).mean() / 2
-    assert float(said[2].split()[1]) == pytest.approx(auc, abs=1e-6)
-    rows = {line.split()[0]: line.split()[1:] for line in said if line[:2] in ("de", "fr", "it")}
+    assert float(output[2].split()[1]) == pytest.approx(auc, abs=1e-6)
+    rows = {line.split()[0]: line.split()[1:] for line in output if line[:2] in ("de", "fr", "it")}
     counts = pl.read_parquet(place / "log.parquet")["country"].value_counts()
     assert {value: int(each[0].replace(",", "")) for value, each in rows.items()} == dict(counts.iter_rows())
     chosen = (pl.read_parquet(place / "log.parquet")["country"] == "de").to_numpy()
     loss = -np.mean(np.log(np.where(label == 1, score, 1 - score))[chosen])
     assert float(rows["de"][2]) == pytest.approx(loss, abs=1e-4)
-    assert max(map(len, said)) <= 80
+    assert max(map(len, output)) <= 80
 
 
 def expected_ranks(log: pl.DataFrame, at: int) -> dict[str, tuple[float, int]]:
@@ -207,17 +207,17 @@ def test_the_order_within_groups_is_reported(place: Path, capsys: pytest.Capture
     capsys.readouterr()
     arguments = ["--rank-by", "user", "--rank-by", "country", "--at", "3", "--at", "20"]
     assert main(["evaluate", "-q", run, log, *arguments]) == 0
-    said = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr().out.splitlines()
     assert main(["evaluate", "-q", run, "--rank-by", "user", "--split", "test"]) == 0
     split = capsys.readouterr().out.splitlines()
     part = scores(place, "--split", "test").with_columns(raw["who"].gather(pl.Series(rows_of(place) - 1)))
     for lines, head, frame, places in (
-        (said, "log by who: 40 groups", whole.rename({"who": "group"}), (3, 20)),
-        (said, "log by country: 3 groups", whole.rename({"country": "group"}), (3, 20)),
+        (output, "log by who: 40 groups", whole.rename({"who": "group"}), (3, 20)),
+        (output, "log by country: 3 groups", whole.rename({"country": "group"}), (3, 20)),
         (split, f"test by user: {part['who'].n_unique()} groups", part.rename({"who": "group"}), (10,)),
     ):
-        told = lines[lines.index(head) + 1 :]
-        rows = {line[2:22].strip(): line[22:].split() for line in reversed(told) if line[:2] == "  "}
+        table = lines[lines.index(head) + 1 :]
+        rows = {line[2:22].strip(): line[22:].split() for line in reversed(table) if line[:2] == "  "}
         for at in places:
             for figure, (value, groups) in expected_ranks(frame, at).items():
                 found, interval, _, count = rows[figure]
@@ -230,8 +230,8 @@ def test_the_order_within_groups_is_reported(place: Path, capsys: pytest.Capture
 
 def rows_of(place: Path) -> NDArray[np.int64]:
     """Of the log, the rows of the test split as it was scored last, counted from 1."""
-    found: NDArray[np.int64] = pl.read_parquet(place / "out.parquet")["row"].to_numpy()
-    return found - int("csv" in place.name)
+    actual: NDArray[np.int64] = pl.read_parquet(place / "out.parquet")["row"].to_numpy()
+    return actual - int("csv" in place.name)
 
 
 def test_the_best_rows_of_each_group_are_written_in_order(place: Path) -> None:
@@ -239,8 +239,8 @@ def test_the_best_rows_of_each_group_are_written_in_order(place: Path) -> None:
     raw = pl.read_parquet(place / "log.parquet")
     whole = scores(place, log, "--keep", "who", "--keep", "country")
     for by, column in ((None, "who"), ("country", "country")):
-        found = scores(place, log, "--top", "4", *(["--by", by] if by else []))
-        assert found.columns == ["file", "row", column, "label", "score", "rank"]
+        actual = scores(place, log, "--top", "4", *(["--by", by] if by else []))
+        assert actual.columns == ["file", "row", column, "label", "score", "rank"]
         expected = [
             (row, rank)
             for value in dict.fromkeys(raw[column])
@@ -248,7 +248,7 @@ def test_the_best_rows_of_each_group_are_written_in_order(place: Path) -> None:
                 whole.filter(pl.col(column) == value).sort("score", "row", descending=[True, False])["row"][:4], 1
             )
         ]
-        assert list(zip(found["row"], found["rank"], strict=True)) == expected
+        assert list(zip(actual["row"], actual["rank"], strict=True)) == expected
     part, best = scores(place, "--split", "test"), scores(place, "--split", "test", "--top", "3")
     who = raw["who"].gather(pl.Series(rows_of(place) - 1))
     assert best.columns == [*part.columns, "rank"]
@@ -294,6 +294,6 @@ def test_what_cannot_be_scored_is_one_line_and_nothing_is_written(
     target = place / "never.parquet"
     output = ["-o", str(target)] if arguments[0] == "predict" else []
     assert main([*(names.get(each, each) for each in arguments), "-q", *output]) == 2
-    said = capsys.readouterr().err
-    check_refusal(message, said)
+    errors = capsys.readouterr().err
+    check_refusal(message, errors)
     assert not target.exists()

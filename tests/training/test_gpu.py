@@ -40,11 +40,11 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture
 def gpu(request: pytest.FixtureRequest) -> str:
     """The name of the device that there is."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None:
+    result = torch.accelerator.current_accelerator(check_available=True)
+    if result is None:
         count = sum(item.get_closest_marker("gpu") is not None for item in request.session.items)
         pytest.skip(f"no GPU: {count} tests never ran")
-    return found.type
+    return result.type
 
 
 @contextmanager
@@ -80,9 +80,9 @@ def test_losses_are_those_of_the_cpu_and_of_a_second_run(name: str, rows: str, g
 @pytest.mark.parametrize("name", device_jobs.CASES)
 def test_a_graph_has_the_bits_of_single_kernels(name: str, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = device_jobs.CASES[name]
-    found = device_jobs.losses(case, gpu, 20)
+    result = device_jobs.losses(case, gpu, 20)
     monkeypatch.setattr(NetworkGraph, "applies", lambda *given: False)
-    assert found == device_jobs.losses(case, gpu, 20)
+    assert result == device_jobs.losses(case, gpu, 20)
 
 
 @pytest.mark.parametrize("name", device_jobs.CASES)
@@ -124,9 +124,9 @@ def test_a_run_resumes_on_the_other_device(
     expected = read_tensors(last(trained("cpu", "cpu")) / "network.safetensors")
     trained("both", gpu, 4)
     trained("both", "cpu", 8, resume=True)
-    found = read_tensors(last(trained("both", gpu, resume=True)) / "network.safetensors")
+    tensors = read_tensors(last(trained("both", gpu, resume=True)) / "network.safetensors")
     for name, weight in expected.items():
-        torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(tensors[name], weight, rtol=1e-4, atol=1e-4)
 
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -152,13 +152,13 @@ def test_a_run_with_rows_in_gpu_memory(
         content["model"] |= {"embedding_dim": 16}
         return Recipe.from_dict({**content, **(FORMS[form] if on != "cpu" else {})})
 
-    def trained(made: Recipe, *, stop: int = 0, resume: bool = False) -> Path:
-        trainer = Trainer(made, Dataset.open(made.data.path))
+    def trained(recipe: Recipe, *, stop: int = 0, resume: bool = False) -> Path:
+        trainer = Trainer(recipe, Dataset.open(recipe.data.path))
         if stop:
             interrupt(trainer, stop)
         with suppress(Interrupted):
             trainer.train(resume=resume)
-        return Path(made.run)
+        return Path(recipe.run)
 
     made, plain = recipe("gpu", gpu), recipe("cpu", "cpu")
     dataset = prepared(made.data)

@@ -31,7 +31,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def recipe(home: Path, run: Path, hot: dict[str, Any], **train: Any) -> Recipe:
+def make_recipe(home: Path, run: Path, hot: dict[str, Any], **train: Any) -> Recipe:
     return Recipe.from_dict({**content(home, run=str(run), **train), "memory": INT8, "hot": hot})
 
 
@@ -48,19 +48,19 @@ def exact(plan: Plan | None) -> Plan:
 
 def test_float32_homes_give_the_bits_of_tables_in_memory(home: Path, tmp_path: Path) -> None:
     # One evaluation, so that the best checkpoint is the last.
-    made = recipe(home, tmp_path / "hot", {"budget": "256KiB", "batches": "proportional"}, eval_every=1_000_000)
-    plan = exact(new_plan(made, Dataset.open(made.data.path)))
+    recipe = make_recipe(home, tmp_path / "hot", {"budget": "256KiB", "batches": "proportional"}, eval_every=1_000_000)
+    plan = exact(new_plan(recipe, Dataset.open(recipe.data.path)))
     assert any(placed.hot_rows for placed in plan.tables)
-    trainer = Trainer(made, Dataset.open(made.data.path), plan=plan)
+    trainer = Trainer(recipe, Dataset.open(recipe.data.path), plan=plan)
     loader = trainer.loader
     assert isinstance(loader, HotLoader)
     assert 0 < loader.hot_samples < loader.samples
     assert 0 < loader.kinds(0).sum() < len(loader)
-    plain = new_model(replace(made, memory=type(made.memory)()), trainer.dataset, None, "")
-    optimizer = build_optimizer(made.train.dense, plain.network)
-    stages = Stages(plain, optimizer, made.train, loader)
-    with torch_settings(threads=made.train.threads, seed=made.train.seed):
-        steps = (batch for epoch in range(made.train.epochs) for batch in loader.batches(epoch))
+    plain = new_model(replace(recipe, memory=type(recipe.memory)()), trainer.dataset, None, "")
+    optimizer = build_optimizer(recipe.train.dense, plain.network)
+    stages = Stages(plain, optimizer, recipe.train, loader)
+    with torch_settings(threads=recipe.train.threads, seed=recipe.train.seed):
+        steps = (batch for epoch in range(recipe.train.epochs) for batch in loader.batches(epoch))
         for step, batch in enumerate(steps):
             stages.train(step, batch)
     trainer.train()
@@ -75,15 +75,15 @@ def test_float32_homes_give_the_bits_of_tables_in_memory(home: Path, tmp_path: P
 
 def test_a_plan_keeps_to_the_budget_and_what_was_used_is_what_it_predicted(home: Path, tmp_path: Path) -> None:
     hot = {"budget": "128KiB", "batches": "none"}
-    made = recipe(home, tmp_path / "run", hot, max_steps=5)
-    dataset = Dataset.open(made.data.path)
-    made = replace(made, memory=replace(made.memory, dram=8 << 20))
-    plan = new_plan(made, dataset)
+    recipe = make_recipe(home, tmp_path / "run", hot, max_steps=5)
+    dataset = Dataset.open(recipe.data.path)
+    recipe = replace(recipe, memory=replace(recipe.memory, dram=8 << 20))
+    plan = new_plan(recipe, dataset)
     assert plan is not None
     assert plan.used("dram") <= 8 << 20
     assert plan.budgets["dram"] == 8 << 20
     assert "inputs need only hot rows" in plan.notes[-1]
     assert Plan.from_dict(plan.to_dict()) == plan
-    parts = Trainer(made, dataset).model.embeddings.engine.bytes_by_part()
+    parts = Trainer(recipe, dataset).model.embeddings.engine.bytes_by_part()
     predicted = plan.bytes["dram"]
     assert parts["level0"] == predicted["slot weights"] + predicted["slot state"]

@@ -47,7 +47,7 @@ def write_log(root: Path) -> pl.DataFrame:
 
 
 def content(root: Path, **changes: Any) -> dict[str, Any]:
-    found = tiny(root, epochs=1, max_steps=8, report=True, loss_weights={"like": 0.5},
+    config = tiny(root, epochs=1, max_steps=8, report=True, loss_weights={"like": 0.5},
         early_stopping={"patience": 5}, calibration="none")  # fmt: skip
     schema = {
         "labels": ["click", "like", {"column": "stars", "at_least": 4}],
@@ -61,9 +61,9 @@ def content(root: Path, **changes: Any) -> dict[str, Any]:
         ],
     }
     source = {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema | changes}
-    found["data"] |= {"source": source, "split": {"by": "fraction", "valid": 0.2, "test": 0.3}}
-    found["model"] |= {"heads": {"kind": "mmoe", "experts": 2, "expert_mlp": [8], "tower_mlp": [4]}}
-    return found
+    config["data"] |= {"source": source, "split": {"by": "fraction", "valid": 0.2, "test": 0.3}}
+    config["model"] |= {"heads": {"kind": "mmoe", "experts": 2, "expert_mlp": [8], "tower_mlp": [4]}}
+    return config
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +83,13 @@ def truth(frame: pl.DataFrame) -> pl.DataFrame:
 
 def test_batches_have_every_label_of_their_samples(place: Path) -> None:
     frame, dataset = pl.read_parquet(place / "log.parquet"), Dataset.open(place / "data")
-    want = {row[0]: row[1:] for row in frame.select("at", *truth(frame)).iter_rows()}
+    expected = {row[0]: row[1:] for row in frame.select("at", *truth(frame)).iter_rows()}
     rows = np.concatenate(list(dataset.row_numbers("train")))
     batches = list(Loader(dataset, "train", LoaderConfig(batch_size=100, shuffle=False)).epoch(0))
     label = np.concatenate([batch.label.numpy() for batch in batches])
     assert label.shape == (len(rows), 3)
-    for row, found in zip(rows, label, strict=True):
-        assert [None if np.isnan(each) else each for each in found] == list(want[row - 1])
+    for row, actual in zip(rows, label, strict=True):
+        assert [None if np.isnan(each) else each for each in actual] == list(expected[row - 1])
     for split in dataset.splits:
         counts = dataset.label_counts(split)
         numbers = np.concatenate(list(dataset.row_numbers(split))) - 1
@@ -110,20 +110,20 @@ def test_each_label_has_its_metrics_and_its_scores(
     place: Path, scores: pl.DataFrame, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = json.loads((place / "run" / "result.json").read_text())
-    found, log = scores, pl.read_parquet(place / "log.parquet")
+    actual, log = scores, pl.read_parquet(place / "log.parquet")
     names = ["click", "like", "stars"]
-    assert found.columns == ["file", "row", *(f"label_{name}" for name in names), *(f"score_{name}" for name in names)]
-    rows = found["row"].to_numpy() - 1
+    assert actual.columns == ["file", "row", *(f"label_{name}" for name in names), *(f"score_{name}" for name in names)]
+    rows = actual["row"].to_numpy() - 1
     weight = log["weight"].to_numpy()[rows]
     for name in names:
         label = truth(log)[name].to_numpy()[rows]
         known = ~np.isnan(label.astype(float))
-        np.testing.assert_array_equal(found[f"label_{name}"].to_numpy(), label)
-        score = found[f"score_{name}"].to_numpy()
-        want = roc_auc_score(label[known], score[known], sample_weight=weight[known])
+        np.testing.assert_array_equal(actual[f"label_{name}"].to_numpy(), label)
+        score = actual[f"score_{name}"].to_numpy()
+        expected = roc_auc_score(label[known], score[known], sample_weight=weight[known])
         figures = result["test"]["labels"][name]
         # As probabilities, two logits may be one.
-        assert figures["auc"] == pytest.approx(want, abs=2e-4)
+        assert figures["auc"] == pytest.approx(expected, abs=2e-4)
         assert figures["samples"] == known.sum()
     assert {key: result["test"][key] for key in figures} == result["test"]["labels"]["click"]
     page = (place / "run" / "report.html").read_text()
@@ -136,7 +136,7 @@ def test_each_label_has_its_metrics_and_its_scores(
     fresh = pl.read_csv(place / "bare.csv")
     assert [name for name in fresh.columns if name.startswith("label")] == []
     for name in names:
-        np.testing.assert_allclose(fresh[f"score_{name}"].to_numpy()[rows], found[f"score_{name}"], rtol=1e-4)
+        np.testing.assert_allclose(fresh[f"score_{name}"].to_numpy()[rows], actual[f"score_{name}"], rtol=1e-4)
     capsys.readouterr()
     assert main(["evaluate", str(place / "run"), str(place / "log.parquet"), "--by", "item", "-q"]) == 0
     lines = capsys.readouterr().out
@@ -178,15 +178,15 @@ def test_a_run_resumes_to_the_same_bits(place: Path) -> None:
 def test_a_row_without_any_label_is_bad_and_so_is_a_word(tmp_path: Path, kind: str) -> None:
     frame = write_log(tmp_path)
     ending, first = ("parquet", 1) if kind == "parquet" else ("csv", 2)
-    made = content(tmp_path)
-    made["data"]["source"] |= {"kind": kind, "paths": [str(tmp_path / f"log.{ending}")]}
+    config = content(tmp_path)
+    config["data"]["source"] |= {"kind": kind, "paths": [str(tmp_path / f"log.{ending}")]}
     other = frame.with_row_index().with_columns(
         pl.when(pl.col("index") != 40).then(pl.col(name)).alias(name) for name in ("click", "like", "stars")
     )
     getattr(other, f"write_{ending}")(tmp_path / f"log.{ending}")
     with refuses(DataError, f"{40 + first} click"):
-        prepare(Recipe.from_dict(made).data)
+        prepare(Recipe.from_dict(config).data)
     other = frame.with_row_index().with_columns(like=pl.when(pl.col("index") == 7).then(2).otherwise(pl.col("like")))
     getattr(other, f"write_{ending}")(tmp_path / f"log.{ending}")
     with refuses(DataError, f"{7 + first} like 2 0 1"):
-        prepare(Recipe.from_dict(made).data)
+        prepare(Recipe.from_dict(config).data)

@@ -38,7 +38,7 @@ ROWS = {"kind": "adam", "rows": "all", "learning_rate": 0.05, "weight_decay": 0.
 WEIGHTS = "score.out.weights"
 
 
-def recipe(root: Path, **options: Any) -> Recipe:
+def make_recipe(root: Path, **options: Any) -> Recipe:
     """Rates at which members overfit within a few evaluations."""
     usual = {"dense": {"learning_rate": 0.05}, "embedding": ROWS, "eval_every": 9, "epochs": 3}
     return Recipe.from_dict({**tiny(root, **(usual | options)), "model": MODEL})
@@ -47,14 +47,14 @@ def recipe(root: Path, **options: Any) -> Recipe:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("members")
-    prepared(recipe(root).data)
+    prepared(make_recipe(root).data)
     return root
 
 
 @pytest.fixture(scope="module")
 def whole(home: Path) -> Path:
     """A run that was not stopped."""
-    train(recipe(home, run=str(home / "whole")))
+    train(make_recipe(home, run=str(home / "whole")))
     return home / "whole"
 
 
@@ -156,7 +156,7 @@ def test_every_member_has_the_weights_of_its_best_step(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = recorded(monkeypatch)
-    trainer = train(recipe(home, run=str(tmp_path / "run")))
+    trainer = train(make_recipe(home, run=str(tmp_path / "run")))
     by_step = {step: weights for step, weights, _ in seen}
     chosen = best(trainer.state.evaluations, trainer.config.early_stopping)
     assert chosen is not None
@@ -182,7 +182,7 @@ def test_every_member_has_the_weights_of_its_best_step(
 
 
 def test_the_mean_is_better_than_its_members_and_only_shown_evaluations_list_them(home: Path, tmp_path: Path) -> None:
-    trainer = train(recipe(home, run=str(tmp_path / "run"), checkpoint={"keep": 99}))
+    trainer = train(make_recipe(home, run=str(tmp_path / "run"), checkpoint={"keep": 99}))
     entry = best(trainer.state.evaluations, trainer.config.early_stopping)
     assert entry is not None
     # The log loss is convex in the logit.
@@ -196,9 +196,9 @@ def test_a_stopped_run_ends_with_the_bits_of_one_that_was_not(
     home: Path, whole: Path, tmp_path: Path, stop: int
 ) -> None:
     """Before the first evaluation, after it, and later; with the closing evaluation of the first part."""
-    train(recipe(home, run=str(tmp_path / "parts"), max_steps=stop))
+    train(make_recipe(home, run=str(tmp_path / "parts"), max_steps=stop))
     torch.rand(100)
-    train(recipe(home, run=str(tmp_path / "parts")), resume=True)
+    train(make_recipe(home, run=str(tmp_path / "parts")), resume=True)
     assert_same_model(last(whole), last(tmp_path / "parts"))
     tested = [checkpoint.read_state(last(run))["training"]["evaluations"] for run in (whole, tmp_path / "parts")]
     assert tested[0] == tested[1]
@@ -206,16 +206,16 @@ def test_a_stopped_run_ends_with_the_bits_of_one_that_was_not(
 
 def test_an_average_of_weights_and_best_members_are_restored_together(home: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"average": {"decay": 0.9}}
-    train(recipe(home, run=str(tmp_path / "whole"), **options))
-    train(recipe(home, run=str(tmp_path / "parts"), max_steps=23, **options))
-    train(recipe(home, run=str(tmp_path / "parts"), **options), resume=True)
+    train(make_recipe(home, run=str(tmp_path / "whole"), **options))
+    train(make_recipe(home, run=str(tmp_path / "parts"), max_steps=23, **options))
+    train(make_recipe(home, run=str(tmp_path / "parts"), **options), resume=True)
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
 
 
 def test_members_share_a_step_where_they_cannot_be_told_apart(home: Path, tmp_path: Path) -> None:
-    made = recipe(home, run=str(tmp_path / "run"), max_steps=20)
-    name = next(iter(Dataset.open(made.data.path).vocabularies))
-    trainer = train(replace(made, model=replace(made.model, embedding_dims={name: 4})))
+    recipe = make_recipe(home, run=str(tmp_path / "run"), max_steps=20)
+    name = next(iter(Dataset.open(recipe.data.path).vocabularies))
+    trainer = train(replace(recipe, model=replace(recipe.model, embedding_dims={name: 4})))
     assert trainer.members is None
     assert all("members" not in entry for entry in trainer.state.evaluations)
     assert not any(name.startswith(MEMBERS) for name in read_tensors(last(tmp_path / "run") / "optimizer.safetensors"))
@@ -239,22 +239,22 @@ def of_log(root: Path, **options: Any) -> dict[str, Any]:
         "kind": "parquet", "paths": [str(root / "log.parquet")],
         "schema": {"sparse": [{"name": "item"}], "dense": [{"name": "age"}]},
     }  # fmt: skip
-    made = recipe(root, batch_size=64, **options).to_dict()
-    made["data"] = {"path": str(root / "data"), "source": source, "split": {"valid": 0.2, "test": 0.2}}
-    return made
+    config = make_recipe(root, batch_size=64, **options).to_dict()
+    config["data"] = {"path": str(root / "data"), "source": source, "split": {"valid": 0.2, "test": 0.2}}
+    return config
 
 
 def test_a_run_an_export_and_an_estimator_have_the_same_scores(tmp_path: Path) -> None:
     frame = log(tmp_path / "log.parquet")
-    made = Recipe.from_dict(of_log(tmp_path, report=True))
-    prepare(made.data)
-    trainer = train(made)
+    recipe = Recipe.from_dict(of_log(tmp_path, report=True))
+    prepare(recipe.data)
+    trainer = train(recipe)
     assert "Members of the ensemble" in (trainer.run / "report.html").read_text()
     entry = best(trainer.state.evaluations, trainer.config.early_stopping)
     assert entry is not None
     assert len({row["weight"] for row in entry["members"]}) > 1
     agreeing_scores(trainer.run, tmp_path / "log.parquet", tmp_path, rtol=1e-6)
-    model = ClickModel(made).fit(frame, label="label")
+    model = ClickModel(recipe).fit(frame, label="label")
     saved = model.save(tmp_path / "model")
     assert len(set(read_tensors(saved / "export" / "network.safetensors")[WEIGHTS].tolist())) > 1
     scores = Scorer.open(saved / "export").score(frame)
@@ -264,9 +264,9 @@ def test_a_run_an_export_and_an_estimator_have_the_same_scores(tmp_path: Path) -
 def test_a_combined_model_goes_on_with_its_weights(tmp_path: Path) -> None:
     log(tmp_path / "log.parquet")
     log(tmp_path / "later.parquet", seed=6)
-    made = Recipe.from_dict(of_log(tmp_path))
-    prepare(made.data)
-    trainer = train(made)
+    recipe = Recipe.from_dict(of_log(tmp_path))
+    prepare(recipe.data)
+    trainer = train(recipe)
     with open_run(trainer.run) as trained:
         before = trained.model.network.state_dict()[WEIGHTS].clone()
     assert main(["continue", "-q", str(trainer.run), str(tmp_path / "later.parquet")]) == 0
@@ -282,22 +282,22 @@ def test_one_class_in_validation_trains_with_equal_weights(tmp_path: Path) -> No
     log(tmp_path / "log.parquet", label=lambda draws, rows: (np.arange(rows) % 400 == 0).astype(np.int64))
     content = of_log(tmp_path)
     content["data"]["split"]["seed"] = 4
-    made = Recipe.from_dict(content)
-    dataset = prepare(made.data)
+    recipe = Recipe.from_dict(content)
+    dataset = prepare(recipe.data)
     if dataset.label_counts("valid")["label"].positives:
         shutil.rmtree(tmp_path / "data")
         pytest.fail("choose a seed of the split without clicks in validation")
-    trainer = train(made)
+    trainer = train(recipe)
     assert [row["weight"] for row in trainer.state.evaluations[-1]["members"]] == pytest.approx([0.1] * 10)
 
 
 def test_random_labels_stay_random(tmp_path: Path) -> None:
     log(tmp_path / "log.parquet", rows=30_000, label=lambda draws, rows: draws.integers(0, 2, rows))
-    made = Recipe.from_dict(
+    recipe = Recipe.from_dict(
         of_log(tmp_path) | {"data": of_log(tmp_path)["data"] | {"split": {"valid": 0.1, "test": 0.5}}}
     )
-    prepare(made.data)
-    test = Trainer(made, prepare(made.data)).train()["test"]
+    prepare(recipe.data)
+    test = Trainer(recipe, prepare(recipe.data)).train()["test"]
     assert_chance(test["auc"], test["positives"], test["samples"], 0.005)
 
 

@@ -38,22 +38,22 @@ def test_grouped_auc_is_the_weighted_mean_of_groups_with_both_classes(rows: list
             areas.append(roc_auc_score(label[inside], score[inside]))
             sizes.append(inside.sum())
     expected = np.average(areas, weights=sizes) if areas else math.nan
-    found = evaluate_logits(label.astype(float), score.astype(float), group)
-    np.testing.assert_allclose(found["grouped_auc"], expected, rtol=1e-12)
+    metrics = evaluate_logits(label.astype(float), score.astype(float), group)
+    np.testing.assert_allclose(metrics["grouped_auc"], expected, rtol=1e-12)
 
 
 def by_all_orders(label: NDArray[np.int64], score: NDArray[np.int64], at: int) -> dict[str, float]:
     """Figures of one group, slowly: the mean over every order of samples that rising scores allow."""
     ties = [np.flatnonzero(score == value) for value in sorted({*score.tolist()}, reverse=True)]
-    found: dict[str, list[float]] = {f"NDCG@{at}": [], f"recall@{at}": [], f"hit rate@{at}": [], "MRR": []}
+    results: dict[str, list[float]] = {f"NDCG@{at}": [], f"recall@{at}": [], f"hit rate@{at}": [], "MRR": []}
     best = sum(1 / math.log2(place + 2) for place in range(min(at, label.sum())))
     for orders in itertools.product(*(itertools.permutations(tie.tolist()) for tie in ties)):
         places = [place for place, row in enumerate(itertools.chain(*orders)) if label[row]]
-        found[f"NDCG@{at}"].append(sum(1 / math.log2(place + 2) for place in places if place < at) / best)
-        found[f"recall@{at}"].append(sum(place < at for place in places) / len(places))
-        found[f"hit rate@{at}"].append(float(places[0] < at))
-        found["MRR"].append(1 / (places[0] + 1))
-    return {name: float(np.mean(values)) for name, values in found.items()}
+        results[f"NDCG@{at}"].append(sum(1 / math.log2(place + 2) for place in places if place < at) / best)
+        results[f"recall@{at}"].append(sum(place < at for place in places) / len(places))
+        results[f"hit rate@{at}"].append(float(places[0] < at))
+        results["MRR"].append(1 / (places[0] + 1))
+    return {name: float(np.mean(values)) for name, values in results.items()}
 
 
 @settings(deadline=None, max_examples=60)
@@ -63,13 +63,13 @@ def by_all_orders(label: NDArray[np.int64], score: NDArray[np.int64], at: int) -
 )
 def test_ranks_within_groups_are_means_over_all_orders_of_ties(rows: list[tuple[int, int, int]], at: int) -> None:
     label, score, group = (np.array(column) for column in zip(*rows, strict=True))
-    found = RankedGroups(label.astype(float), score.astype(float), group).figures(at)
+    figures_at = RankedGroups(label.astype(float), score.astype(float), group).figures(at)
     for place, number in enumerate(np.unique(group)):
         inside = np.flatnonzero(group == number)[:6]
         if (group == number).sum() > len(inside):
             continue  # too many orders
         expected = by_all_orders(label[inside], score[inside], at) if label[inside].any() else {}
-        for name, (values, _) in found.items():
+        for name, (values, _) in figures_at.items():
             if name != "grouped AUC":
                 np.testing.assert_allclose(values[place], expected.get(name, math.nan), atol=1e-12, err_msg=name)
 
@@ -80,24 +80,24 @@ def test_ranks_within_groups_agree_with_scikit_learn(at: int) -> None:
     group = draws.integers(0, 80, 3000) ** 2
     score = draws.integers(0, 12, 3000).astype(np.float32) / 7
     label = (draws.random(3000) < 0.02 + 0.2 * (score > 1)).astype(np.float32)
-    found = RankedGroups(label, score, group).figures(at)
+    figures_at = RankedGroups(label, score, group).figures(at)
     for place, number in enumerate(np.unique(group)):
         truth, given = label[group == number], score[group == number]
         gain = ndcg_score([truth], [given], k=at) if truth.any() and len(truth) > 1 else truth.max() or math.nan
         area = roc_auc_score(truth, given) if 0 < truth.sum() < len(truth) else math.nan
-        np.testing.assert_allclose(found[f"NDCG@{at}"][0][place], gain, atol=1e-9)
-        np.testing.assert_allclose(found["grouped AUC"][0][place], area, atol=1e-9)
+        np.testing.assert_allclose(figures_at[f"NDCG@{at}"][0][place], gain, atol=1e-9)
+        np.testing.assert_allclose(figures_at["grouped AUC"][0][place], area, atol=1e-9)
 
 
 def test_long_ties_keep_their_digits() -> None:
     """A hundred thousand samples of one score: places are uniform."""
     label = np.zeros(100_000)
     label[:1] = 1
-    found = RankedGroups(label, np.zeros(100_000), np.zeros(100_000, dtype=np.int64)).figures(10)
+    figures_at = RankedGroups(label, np.zeros(100_000), np.zeros(100_000, dtype=np.int64)).figures(10)
     harmonic = math.fsum(1 / place for place in range(1, 100_001))
-    assert found["MRR"][0][0] == pytest.approx(harmonic / 100_000, rel=1e-9)
-    assert found["hit rate@10"][0][0] == pytest.approx(1e-4, rel=1e-6)
-    assert found["recall@10"][0][0] == pytest.approx(1e-4, rel=1e-12)
+    assert figures_at["MRR"][0][0] == pytest.approx(harmonic / 100_000, rel=1e-9)
+    assert figures_at["hit rate@10"][0][0] == pytest.approx(1e-4, rel=1e-6)
+    assert figures_at["recall@10"][0][0] == pytest.approx(1e-4, rel=1e-12)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
@@ -120,15 +120,15 @@ def test_metrics_agree_with_scikit_learn() -> None:
     draws = np.random.default_rng(0)
     logit = draws.normal(size=5000).astype(np.float32)
     label = (draws.random(5000) < 1 / (1 + np.exp(-logit))).astype(np.float32)
-    found = evaluate_logits(label, logit)
+    metrics = evaluate_logits(label, logit)
     probability = 1 / (1 + np.exp(-logit.astype(np.float64)))
-    assert found["auc"] == pytest.approx(roc_auc_score(label, logit), abs=1e-12)
-    assert found["log_loss"] == pytest.approx(log_loss(label, probability), rel=1e-9)
+    assert metrics["auc"] == pytest.approx(roc_auc_score(label, logit), abs=1e-12)
+    assert metrics["log_loss"] == pytest.approx(log_loss(label, probability), rel=1e-9)
     base = label.mean(dtype=np.float64)
-    assert found["normalized_entropy"] == pytest.approx(
-        found["log_loss"] / log_loss(label, np.full(5000, base)), rel=1e-6
+    assert metrics["normalized_entropy"] == pytest.approx(
+        metrics["log_loss"] / log_loss(label, np.full(5000, base)), rel=1e-6
     )
-    assert found["calibration"] == pytest.approx(probability.mean() / base, rel=1e-9)
+    assert metrics["calibration"] == pytest.approx(probability.mean() / base, rel=1e-9)
 
 
 def test_standard_errors_are_those_of_the_bootstrap() -> None:
@@ -136,24 +136,24 @@ def test_standard_errors_are_those_of_the_bootstrap() -> None:
     logit = draws.normal(size=1500)
     label = (draws.random(1500) < 1 / (1 + np.exp(-logit))).astype(np.float64)
     weight = draws.integers(0, 3, 1500).astype(np.float64)
-    found, values = evaluate_logits(label, logit, weight=weight), []
+    metrics, values = evaluate_logits(label, logit, weight=weight), []
     for _ in range(400):
         rows = draws.integers(0, 1500, 1500)
         drawn = evaluate_logits(label[rows], logit[rows], weight=weight[rows])
         values.append([drawn["auc"], drawn["normalized_entropy"]])
     errors = np.std(values, axis=0)
-    assert [found["auc_error"], found["entropy_error"]] == pytest.approx(errors, rel=0.12)
+    assert [metrics["auc_error"], metrics["entropy_error"]] == pytest.approx(errors, rel=0.12)
 
 
 @pytest.mark.parametrize("label", [[], [1.0, 1.0], [0.0]])
 def test_undefined_metrics_are_nan(label: list[float]) -> None:
-    found = evaluate_logits(np.array(label), np.zeros(len(label)))
-    assert math.isnan(found["auc"])
-    assert math.isnan(found["normalized_entropy"])
-    assert found.samples == len(label)
+    metrics = evaluate_logits(np.array(label), np.zeros(len(label)))
+    assert math.isnan(metrics["auc"])
+    assert math.isnan(metrics["normalized_entropy"])
+    assert metrics.samples == len(label)
 
 
 def test_extreme_logits_stay_finite() -> None:
-    found = evaluate_logits(np.array([0.0, 1.0]), np.array([1e4, -1e4]))
-    assert math.isfinite(found["log_loss"])
-    assert math.isfinite(found["calibration"])
+    metrics = evaluate_logits(np.array([0.0, 1.0]), np.array([1e4, -1e4]))
+    assert math.isfinite(metrics["log_loss"])
+    assert math.isfinite(metrics["calibration"])

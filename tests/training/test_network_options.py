@@ -26,9 +26,9 @@ from stratarec.training.trainer import Trainer
 
 
 def run(home: Path, target: Path, model: dict[str, Any], *, resume: bool = False, **options: Any) -> Trainer:
-    made = tiny(home, run=str(target), **options)
-    made["model"] |= model
-    return train(Recipe.from_dict(made), resume=resume)
+    config = tiny(home, run=str(target), **options)
+    config["model"] |= model
+    return train(Recipe.from_dict(config), resume=resume)
 
 
 def rows(target: Path) -> dict[str, torch.Tensor]:
@@ -36,8 +36,8 @@ def rows(target: Path) -> dict[str, torch.Tensor]:
     with open_run(target) as trained:
         embeddings = trained.model.embeddings
         read = {table.name: embeddings.rows(table.name, 0, table.num_embeddings) for table in embeddings.tables}
-        found = {f"{name}.{part}": each.clone() for name, parts in read.items() for part, each in parts.items()}
-        return found | trained.model.network.state_dict()
+        results = {f"{name}.{part}": each.clone() for name, parts in read.items() for part, each in parts.items()}
+        return results | trained.model.network.state_dict()
 
 
 def test_a_plateau_slows_all_rates_and_resumes_bitwise(home: Path, tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_a_schedule_that_follows_the_run_is_written_down_in_its_steps(home: Path
 
 def test_the_average_is_what_is_evaluated_and_kept_for_use(home: Path, tmp_path: Path) -> None:
     """Against a loop over the weights that a run has after each step."""
-    made = tiny(home, run=str(tmp_path / "run"), eval_every=7, max_steps=20, **AVERAGED)
-    made["model"]["batch_norm"] = True
-    trainer = Trainer(Recipe.from_dict(made), Dataset.open(made["data"]["path"]))
+    config = tiny(home, run=str(tmp_path / "run"), eval_every=7, max_steps=20, **AVERAGED)
+    config["model"]["batch_norm"] = True
+    trainer = Trainer(Recipe.from_dict(config), Dataset.open(config["data"]["path"]))
     weights: dict[str, torch.Tensor] = {}
     expected: dict[str, torch.Tensor] = {}
 

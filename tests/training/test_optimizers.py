@@ -39,17 +39,17 @@ def test_steps_have_the_bits_of_torchs_optimizer(kind: Any) -> None:
     ours, theirs = nn.Linear(5, 4), nn.Linear(5, 4)
     theirs.load_state_dict(ours.state_dict())
     config = DenseOptimizerConfig(kind=kind, weight_decay=0.1)
-    made = KINDS[kind](theirs.parameters(), lr=config.learning_rate, weight_decay=0.1, fused=True)  # type: ignore[call-arg]
+    torch_optimizer = KINDS[kind](theirs.parameters(), lr=config.learning_rate, weight_decay=0.1, fused=True)  # type: ignore[call-arg]
     stepped(ours, build_optimizer(config, ours), 3)
-    stepped(theirs, made, 3)
+    stepped(theirs, torch_optimizer, 3)
     taken = build_optimizer(config, ours)
-    taken.load_state_dict(deepcopy(made.state_dict()))
+    taken.load_state_dict(deepcopy(torch_optimizer.state_dict()))
     stepped(ours, taken, 2)
-    stepped(theirs, made, 2)
+    stepped(theirs, torch_optimizer, 2)
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(mine, other)
         assert not mine.grad_fn
-        assert not taken.state[mine].keys() ^ made.state[other].keys()
+        assert not taken.state[mine].keys() ^ torch_optimizer.state[other].keys()
 
 
 def values(model: Any) -> dict[str, torch.Tensor]:
@@ -65,12 +65,12 @@ def test_a_step_is_as_long_as_the_norm_allows_and_no_longer(tmp_path: Path) -> N
     moved = []
     for limit, rows in ((0.0, False), (0.01, False), (0.01, True), (1e6, True)):
         content["train"] |= {"clip_norm": limit, "clip_rows": rows, "run": str(tmp_path / f"run-{len(moved)}")}
-        made = Recipe.from_dict(content)
-        dataset = Dataset.open(made.data.path)
-        trainer = Trainer(made, dataset)
-        before = values(new_model(made, dataset, None, "untrained"))
+        recipe = Recipe.from_dict(content)
+        dataset = Dataset.open(recipe.data.path)
+        trainer = Trainer(recipe, dataset)
+        before = values(new_model(recipe, dataset, None, "untrained"))
         trainer.train()
-        with open_run(made.train.run) as trained:
+        with open_run(recipe.train.run) as trained:
             moved.append({name: value - before[name] for name, value in values(trained.model).items()})
     tables = set(moved[0]) - {name for name, _ in trainer.model.network.named_parameters()}
 

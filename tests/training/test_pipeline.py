@@ -53,8 +53,8 @@ def test_a_stop_does_not_wait_beyond_a_barrier(how: str) -> None:
     step = {"evaluation": 10, "end": 20, "epoch": 14}[how]
     asked[0] = True
     assert decide(clock, step - 1) == Decision(drain=True)
-    found = decide(clock, step, epoch_ended=how == "epoch", evaluated=True)
-    assert found == Decision(save=True, stop=True)
+    result = decide(clock, step, epoch_ended=how == "epoch", evaluated=True)
+    assert result == Decision(save=True, stop=True)
 
 
 class Third:

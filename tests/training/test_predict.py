@@ -38,7 +38,7 @@ def write_logs(root: Path) -> dict[str, pl.DataFrame]:
     return logs
 
 
-def recipe(root: Path, **data: Any) -> dict[str, Any]:
+def make_config(root: Path, **data: Any) -> dict[str, Any]:
     content = tiny(root, max_steps=12, epochs=1)
     schema = {
         "label": "label",
@@ -68,23 +68,23 @@ def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_row_groups")
 def test_scores_join_to_the_rows_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logs = write_logs(tmp_path)
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe(tmp_path)))
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(make_config(tmp_path)))
     assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 0
     # More row groups than a window holds, and no feature outside of groups and histories.
     assert main(["train", "-q", str(tmp_path / "r.yaml")]) == 0
     assert main(["profile", str(tmp_path / "data"), "--batch-size", "100"]) == 0
-    found = []
+    actual = []
     for split in ("train", "valid", "test"):
         assert main(["predict", "-q", str(tmp_path / "run"), "--split", split, "-o", str(tmp_path / "s.parquet")]) == 0
-        found.append(pl.read_parquet(tmp_path / "s.parquet"))
+        actual.append(pl.read_parquet(tmp_path / "s.parquet"))
         with open_run(tmp_path / "run") as trained:
             assert sum(len(shard.row_groups) for shard in trained.dataset.shards("train")) > 8
             parts = logits(trained.model, trained.dataset, split, precision="float32", progress=SilentProgress())
             scores = np.concatenate(
                 [1 / (1 + np.exp(-part.logit.astype(np.float64))) for part in map(ScoredSamples.joined, parts)]
             )
-        np.testing.assert_array_equal(found[-1]["score"], scores.astype(np.float32))
-    whole = pl.concat(found)
+        np.testing.assert_array_equal(actual[-1]["score"], scores.astype(np.float32))
+    whole = pl.concat(actual)
     assert whole.columns == ["file", "row", "label", "score"]
     rows = [
         log.with_columns(pl.lit(str(tmp_path / f"{name}.parquet")).alias("file")).with_row_index("row", 1)
@@ -103,7 +103,7 @@ def test_scores_join_to_the_rows_they_are_of(tmp_path: Path, capsys: pytest.Capt
     capsys.readouterr()
     # By user and by session, whose numbers are read from where the data set has them.
     keys, run = pl.concat(rows).cast({"row": pl.Int64}), str(tmp_path / "run")
-    split = found[0].join(keys, on=["file", "row"])
+    split = actual[0].join(keys, on=["file", "row"])
     top = tmp_path / "top.parquet"
     for by, column in (("user", ["who"]), ("session", ["visit"])):
         assert main(["predict", "-q", run, "--split", "train", "--top", "2", "--by", by, "-o", str(top)]) == 0

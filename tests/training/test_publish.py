@@ -57,12 +57,12 @@ def test_each_period_publishes_what_it_changed_and_a_full_export_where_that_is_m
         command = ["continue", "-q", str(run), str(home / f"day-{day}.parquet"), "--publish", str(folder), *options]
         assert main(command) == 0
         export = tmp_path / f"export-{day}"
-        told = capsys.readouterr().out
+        output = capsys.readouterr().out
         assert main(["export", "-q", str(run), "-o", str(export)]) == 0
-        whole, found = Scorer.open(export), served(folder)
-        assert found.manifest == whole.manifest
-        assert np.array_equal(found.score(log), whole.score(log))
-        return told
+        whole, result = Scorer.open(export), served(folder)
+        assert result.manifest == whole.manifest
+        assert np.array_equal(result.score(log), whole.score(log))
+        return output
 
     assert not missing("00001", go(1))
     # Another run, which has as many periods.

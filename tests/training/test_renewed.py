@@ -90,17 +90,17 @@ def test_what_is_forgotten_is_nowhere_and_all_else_keeps_its_bits(
     pl.DataFrame({"user": [known, rare, "nobody"], "item": [str(item), None, None]}).write_csv(tmp_path / "file.csv")
     capsys.readouterr()
     assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
-    assert "user: forgot 2 of 3 values; unknown: nobody" in (told := capsys.readouterr().out)
-    assert not missing(f"{home / 'data'}", told)
-    made = last(run)
+    assert "user: forgot 2 of 3 values; unknown: nobody" in (output := capsys.readouterr().out)
+    assert not missing(f"{home / 'data'}", output)
+    newest = last(run)
     # Values, counts, events; nothing of the periods before is kept.
-    assert not {known, rare} & set(made.vocabulary("user").values)
-    assert not {known, rare} & set(made.carried_counts("user")["value"])
-    events = made.events()
+    assert not {known, rare} & set(newest.vocabulary("user").values)
+    assert not {known, rare} & set(newest.carried_counts("user")["value"])
+    events = newest.events()
     assert events is not None
     expected = theirs.filter(~pl.col("user").is_in([known, rare]) & (pl.col("item") != item))
     assert events.sort(events.columns).equals(expected.sort(events.columns))
-    assert item not in set(made.vocabulary("item").values)
+    assert item not in set(newest.vocabulary("item").values)
     assert [path.name for path in (run / "periods").glob("*/data")] == ["data"]
     assert known.encode() not in b"".join(path.read_bytes() for path in (run / "periods").rglob("*.parquet"))
     # The row holds zeros, and other rows their bits.
@@ -140,13 +140,13 @@ def test_rows_are_numbered_by_recent_counts_with_the_same_scores_and_the_run_con
     assert old.vocabularies["item"].holes
     capsys.readouterr()
     assert main(["rebase", "-q", str(run)]) == 0
-    told, made = capsys.readouterr().out, last(run)
-    assert not missing(f"{made.table_rows()['item']:,} rows {old.vocabularies['item'].holes:,}", told)
+    output, newest = capsys.readouterr().out, last(run)
+    assert not missing(f"{newest.table_rows()['item']:,} rows {old.vocabularies['item'].holes:,}", output)
     for name in ("user", "item"):
         recent = dict(old.carried_counts(name).select("value", "recent").iter_rows())
-        values = made.vocabulary(name).values.to_list()
+        values = newest.vocabulary(name).values.to_list()
         assert values == sorted(old.vocabulary(name).values.drop_nulls(), key=lambda v: (-recent[v], v))
-        assert made.carried_counts(name).equals(old.carried_counts(name))
+        assert newest.carried_counts(name).equals(old.carried_counts(name))
     assert export(run, tmp_path / "1").score(log).tobytes() == before.score(log).tobytes()
     # As a run that was not numbered anew goes on, up to the order of sums.
     other = Path(shutil.copytree(home / "run", tmp_path / "other"))
@@ -155,10 +155,10 @@ def test_rows_are_numbered_by_recent_counts_with_the_same_scores_and_the_run_con
     mine, theirs = (periods.read(periods.paths(each)[-1]) for each in (run, other))
     assert mine.scores == theirs.scores
     assert mine.lookups["item"].known == theirs.lookups["item"].known
-    found, expected = (
+    actual, expected = (
         export(each, tmp_path / f"last-{place}").score(rows(home, 3)) for place, each in enumerate((run, other))
     )
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
     assert main(["check", "-q", str(run)]) == 0
     # No delta leads over it.
     command = ["export", "-q", str(run), "-o", str(tmp_path / "late"), "--since", str(tmp_path / "0")]
@@ -283,17 +283,17 @@ def test_encoded_rows_are_renumbered_as_they_are_encoded(
         weights = trained.model.embeddings.rows("place", 0, old.table_rows()["place"])["weight"]
     capsys.readouterr()
     assert main(["rebase", "-q", str(run)]) == 0
-    told, made = capsys.readouterr().out, last(run)
-    assert not missing(f"{made.table_rows()['place']:,} rows {holes:,}", told)
-    there, now = old.vocabulary("place"), made.vocabulary("place")
+    output, newest = capsys.readouterr().out, last(run)
+    assert not missing(f"{newest.table_rows()['place']:,} rows {holes:,}", output)
+    there, now = old.vocabulary("place"), newest.vocabulary("place")
     ids = there.encode(now.values)
     assert not np.array_equal(ids, np.sort(ids))
     with open_run(run) as trained:
-        mine = trained.model.embeddings.rows("place", 0, made.table_rows()["place"])["weight"]
+        mine = trained.model.embeddings.rows("place", 0, newest.table_rows()["place"])["weight"]
     exact = np.array([number not in floats for number in ids])
     assert 0 < (~exact).sum() < exact.sum()
     tail = sum(number in floats for number in range(now.tail_buckets))
-    assert not missing(f"{(~exact).sum() + tail}", told)
+    assert not missing(f"{(~exact).sum() + tail}", output)
     assert torch.equal(mine[now.tail_buckets :][exact], weights[ids[exact]])
     np.testing.assert_allclose(mine[now.tail_buckets :], weights[ids], atol=0.02)
     # Of samples without such a place scores are the same, to the bit.

@@ -114,10 +114,10 @@ def test_a_stopped_run_resumes_bitwise(home: Path, larger: Path, tmp_path: Path,
 
     def made(run: str, **more: Any) -> Recipe:
         options = {"run": str(tmp_path / run), **case.train, **more}
-        found = content(larger, **options) if "memory" in case.sections else tiny(home, **options)
+        result = content(larger, **options) if "memory" in case.sections else tiny(home, **options)
         for section, fields in case.sections.items():
-            found[section] = found.get(section, {}) | fields
-        return Recipe.from_dict(found)
+            result[section] = result.get(section, {}) | fields
+        return Recipe.from_dict(result)
 
     whole = train(made("whole", **case.whole))
     if case.check is not None:

@@ -51,8 +51,8 @@ def log(root: Path) -> dict[str, Any]:
 
 
 def run(home: Path, target: Path, *, resume: bool = False, **train: Any) -> None:
-    made = Recipe.from_dict(tiny(home, run=str(target), **train))
-    Trainer(made, Dataset.open(made.data.path)).train(resume=resume)
+    recipe = Recipe.from_dict(tiny(home, run=str(target), **train))
+    Trainer(recipe, Dataset.open(recipe.data.path)).train(resume=resume)
 
 
 def tensor_files(path: Path) -> dict[str, bytes]:
@@ -62,9 +62,9 @@ def tensor_files(path: Path) -> dict[str, bytes]:
 def test_equal_runs_leave_equal_files(home: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         run(home, tmp_path / name, max_steps=8, embedding={"kind": "rowwise_adam"})
-    found = tensor_files(last(tmp_path / "a"))
-    assert len(found) > 2
-    assert found == tensor_files(last(tmp_path / "b"))
+    tensors = tensor_files(last(tmp_path / "a"))
+    assert len(tensors) > 2
+    assert tensors == tensor_files(last(tmp_path / "b"))
 
 
 def test_a_resumed_run_leaves_the_files_of_one_that_was_not_stopped(home: Path, tmp_path: Path) -> None:

@@ -19,12 +19,12 @@ from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
 
-def recipe(home: Path, run: Path, **train: Any) -> Recipe:
+def make_recipe(home: Path, run: Path, **train: Any) -> Recipe:
     return Recipe.from_dict(tiny(home, run=str(run), **train))
 
 
 def run(home: Path, target: Path, **options: Any) -> Trainer:
-    return train(recipe(home, target, **options))
+    return train(make_recipe(home, target, **options))
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(home: Path, tmp_path: Path) -> None:
@@ -50,8 +50,8 @@ def test_a_run_is_not_overwritten_by_accident(home: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint_whole(home: Path, tmp_path: Path) -> None:
-    made = recipe(home, tmp_path / "a", max_steps=30)
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made.to_dict()))
+    recipe = make_recipe(home, tmp_path / "a", max_steps=30)
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe.to_dict()))
     limit = (
         "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))"
@@ -64,13 +64,13 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(home: Path, tmp_path: Path
 
 
 def test_ctrl_c_writes_a_checkpoint_to_resume_from(home: Path, tmp_path: Path) -> None:
-    made = recipe(home, tmp_path / "a")
-    trainer = Trainer(made, Dataset.open(made.data.path))
+    recipe = make_recipe(home, tmp_path / "a")
+    trainer = Trainer(recipe, Dataset.open(recipe.data.path))
     interrupt(trainer, at=11)
     with refuses(Interrupted, "--resume"):
         trainer.train()
     assert last(tmp_path / "a").name == "step-00000011"
-    train(made, resume=True)
+    train(recipe, resume=True)
     run(home, tmp_path / "b")
     assert_same_model(last(tmp_path / "a"), last(tmp_path / "b"))
 

@@ -55,7 +55,7 @@ def write_log(root: Path) -> pl.DataFrame:
     return frame
 
 
-def recipe(root: Path, log: str = "log.parquet", groups: str = "auto") -> Recipe:
+def make_recipe(root: Path, log: str = "log.parquet", groups: str = "auto") -> Recipe:
     content = tiny(root / "made", epochs=1, max_steps=8)
     separator = {"separator": "|"} if log.endswith("csv") else {}
     sparse: list[dict[str, Any]] = [
@@ -85,40 +85,40 @@ def stored(dataset: Dataset) -> dict[int, list[tuple[Any, Any]]]:
     """Row of the log -> its events, as values."""
     vocabularies = (read_vocabulary(dataset.path / each.path, each, "") for each in dataset.vocabularies.values())
     values = {
-        name: [None] * found.tail_buckets + found.values.to_list()
-        for name, found in zip(dataset.vocabularies, vocabularies, strict=True)
+        name: [None] * results.tail_buckets + results.values.to_list()
+        for name, results in zip(dataset.vocabularies, vocabularies, strict=True)
     }
-    found = {}
+    results = {}
     for split in ("train", "test"):
         for shard, info in enumerate(dataset.shards(split)):
             for group in range(len(info.row_groups)):
                 table = dataset.read_row_group(split, shard, group).to_pydict()
                 for row, last, kinds in zip(table["@row"], table["last"], table["last_kind"], strict=True):
-                    found[row] = [(values["item"][i], values["kind"][k]) for i, k in zip(last, kinds, strict=True)]
-    return found
+                    results[row] = [(values["item"][i], values["kind"][k]) for i, k in zip(last, kinds, strict=True)]
+    return results
 
 
 @pytest.mark.parametrize(("log", "groups"), [("log.parquet", "auto"), ("log.csv", "auto"), ("log.jsonl", "none")])
 def test_a_data_set_has_the_last_whole_events_of_each_row(tmp_path: Path, log: str, groups: str) -> None:
     frame = write_log(tmp_path)
-    made = recipe(tmp_path, log, groups)
-    dataset = prepare(made.data)
+    recipe = make_recipe(tmp_path, log, groups)
+    dataset = prepare(recipe.data)
     if groups == "auto":
         assert any({"last", "last_kind"} <= set(names) for names in dataset.groups.values()), dataset.groups
     # Sequences share the tables of what they are of; all of their values are frequent enough to have rows.
     assert set(dataset.vocabularies) == {"item", "kind"}
-    found = stored(dataset)
+    stored_rows = stored(dataset)
     header = log.endswith("csv")
     for place, row in enumerate(frame.iter_rows(named=True)):
-        assert found[place + 1 + header] == expected(row), place
+        assert stored_rows[place + 1 + header] == expected(row), place
 
 
 @pytest.mark.parametrize("groups", ["auto", "none"])
 def test_fresh_logs_and_exports_score_as_the_data_set(tmp_path: Path, groups: str) -> None:
     frame = write_log(tmp_path)
-    made = recipe(tmp_path, groups=groups)
-    Trainer(made, prepare(made.data)).train()
-    scorer, exported = agreeing_scores(made.run, tmp_path / "log.parquet", tmp_path)
+    recipe = make_recipe(tmp_path, groups=groups)
+    Trainer(recipe, prepare(recipe.data)).train()
+    scorer, exported = agreeing_scores(recipe.run, tmp_path / "log.parquet", tmp_path)
     changed = frame.with_columns(last_kind=pl.col("last_kind").list.reverse())
     assert not np.allclose(scorer.score(changed), exported, rtol=1e-4)
     pair = {"item": [1, 2], "kind": ["k1", "k2"], "last": [[3], [4, 5]], "last_kind": [["k3"], ["k4"]]}
@@ -131,21 +131,21 @@ def test_lists_of_unequal_lengths_are_bad_rows(tmp_path: Path) -> None:
     kinds = frame["last_kind"].to_list()
     kinds[10], kinds[20] = [*kinds[10], "k1"], None if kinds[20] else ["k0"]
     frame.with_columns(pl.Series("last_kind", kinds)).write_parquet(tmp_path / "log.parquet")
-    made = recipe(tmp_path)
+    recipe = make_recipe(tmp_path)
     length = len(frame["last"][10])
     with pytest.raises(DataError) as error:
-        prepare(made.data)
+        prepare(recipe.data)
     assert not missing(f"row 11 last_kind {length + 1} {length} last", str(error.value))
-    skipping = Recipe.from_dict(made.to_dict() | {"data": made.to_dict()["data"] | {"on_bad_row": "skip"}})
-    found = stored(dataset := prepare(skipping.data))
+    skipping = Recipe.from_dict(recipe.to_dict() | {"data": recipe.to_dict()["data"] | {"on_bad_row": "skip"}})
+    stored_rows = stored(dataset := prepare(skipping.data))
     assert dataset.about.bad_rows == 2
     for place, row in enumerate(frame.iter_rows(named=True)):
-        assert found.get(place + 1) == (None if place in (10, 20) else expected(row))
+        assert stored_rows.get(place + 1) == (None if place in (10, 20) else expected(row))
 
 
 def test_a_stored_sequence_with_lists_of_unequal_lengths_is_damage(tmp_path: Path) -> None:
     write_log(tmp_path)
-    dataset = prepare(recipe(tmp_path, groups="none").data)
+    dataset = prepare(make_recipe(tmp_path, groups="none").data)
     group = dataset.row_group("train", 0, 0)
     layout = ShardLayout.of(dataset.manifest)
     assert not list(layout.faults(group))
@@ -157,7 +157,7 @@ def test_a_stored_sequence_with_lists_of_unequal_lengths_is_damage(tmp_path: Pat
 
 def test_a_manifest_with_a_torn_sequence_is_refused(tmp_path: Path) -> None:
     write_log(tmp_path)
-    manifest = prepare(recipe(tmp_path).data).manifest
+    manifest = prepare(make_recipe(tmp_path).data).manifest
     content = manifest.to_dict()
     content["groups"] = {name: [n for n in names if n != "last_kind"] for name, names in content["groups"].items()}
     with refuses(ValueError, "last"):

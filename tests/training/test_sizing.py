@@ -27,11 +27,11 @@ from stratarec.training.run.run_directory import read_result
     ],
 )
 def test_a_kind_has_its_default_overrides(kind: str, fields: dict[str, Any]) -> None:
-    found = defaults_by_size(80_000, validated=True, kind=kind)
-    assert {field: found[f"train.{field}"] for field in fields} == fields
+    result = defaults_by_size(80_000, validated=True, kind=kind)
+    assert {field: result[f"train.{field}"] for field in fields} == fields
     others = defaults_by_size(80_000, validated=True).keys() | {f"train.{field}" for field in fields}
-    assert found.keys() == others
-    assert found["train.epochs"] == (5 if kind in ("fm", "lr") else 1)
+    assert result.keys() == others
+    assert result["train.epochs"] == (5 if kind in ("fm", "lr") else 1)
 
 
 def without(content: dict[str, Any], *fields: str) -> dict[str, Any]:
@@ -52,10 +52,10 @@ def test_a_run_that_starts_from_another_has_its_model_and_optimizers(tmp_path: P
     dataset = prepared(Recipe.from_dict(content).data)
     few, _ = sized(content, dataset)
     earlier = {"model.members": 3, "train.dense.kind": "sgd", "train.embedding.kind": "sgd", "train.batch_size": 7}
-    found, _ = sized(content, dataset, Recipe.from_dict(with_values(few, earlier)))
-    assert found["model"]["members"] == 3 != few["model"]["members"]
-    assert [found["train"][part]["kind"] for part in ("dense", "embedding")] == ["sgd", "sgd"]
-    assert found["train"]["batch_size"] == few["train"]["batch_size"] != 7
+    recipe, _ = sized(content, dataset, Recipe.from_dict(with_values(few, earlier)))
+    assert recipe["model"]["members"] == 3 != few["model"]["members"]
+    assert [recipe["train"][part]["kind"] for part in ("dense", "embedding")] == ["sgd", "sgd"]
+    assert recipe["train"]["batch_size"] == few["train"]["batch_size"] != 7
     named, _ = sized(with_values(content, {"model.members": 5}), dataset, Recipe.from_dict(few))
     assert named["model"]["members"] == 5
 

@@ -41,20 +41,20 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def content(root: Path, **train: Any) -> dict[str, Any]:
     """Tables of up to a few thousand rows, batches that use a small part of them."""
-    found = tiny(root, **{"batch_size": 64, "eval_every": 40, **train})
-    found["data"]["source"]["scale"] = 0.05
-    found["data"]["vocabulary"] = {"min_count": 1, "tail_buckets": 4}
-    found["model"]["embedding_dim"] = 16
-    return found
+    config = tiny(root, **{"batch_size": 64, "eval_every": 40, **train})
+    config["data"]["source"]["scale"] = 0.05
+    config["data"]["vocabulary"] = {"min_count": 1, "tail_buckets": 4}
+    config["model"]["embedding_dim"] = 16
+    return config
 
 
-def recipe(home: Path, run: Path, memory: dict[str, Any], **train: Any) -> Recipe:
+def make_recipe(home: Path, run: Path, memory: dict[str, Any], **train: Any) -> Recipe:
     return Recipe.from_dict({**content(home, run=str(run), **train), "memory": memory})
 
 
-def in_log(made: Recipe, kind: Literal["fp32", "int8"]) -> Plan:
+def in_log(recipe: Recipe, kind: Literal["fp32", "int8"]) -> Plan:
     """The plan of `made` with its cached tables at home in a log, which a planner would not do with so few rows."""
-    plan = new_plan(made, Dataset.open(made.data.path))
+    plan = new_plan(recipe, Dataset.open(recipe.data.path))
     assert plan is not None
     codec = CodecConfig(kind=kind)
     tables = tuple(
@@ -70,10 +70,10 @@ def cached(trainer: Trainer) -> int:
 def test_float32_homes_give_the_model_of_all_in_memory(home: Path, tmp_path: Path) -> None:
     """Rows that a step changes without looking them up, too, and gradients that are clipped with the rows'."""
     options: dict[str, Any] = {"embedding": EVERY_ROW, "clip_norm": 0.05, "clip_rows": True}
-    plain = train(recipe(home, tmp_path / "plain", {}, **options))
+    plain = train(make_recipe(home, tmp_path / "plain", {}, **options))
     block = {"path": str(tmp_path / "rows"), "budget": "64MiB"}
-    made = recipe(home, tmp_path / "log", {**INT8, "block": block}, **options)
-    tiered = train(made, plan=in_log(made, "fp32"))
+    recipe = make_recipe(home, tmp_path / "log", {**INT8, "block": block}, **options)
+    tiered = train(recipe, plan=in_log(recipe, "fp32"))
     assert cached(tiered) > 0
     assert plain.state.losses == tiered.state.losses
     assert [entry["auc"] for entry in plain.state.evaluations] == [entry["auc"] for entry in tiered.state.evaluations]
@@ -87,8 +87,8 @@ def test_reading_a_run_creates_and_removes_nothing_in_the_directories_of_the_run
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, scratch = tmp_path / "rows", tmp_path / "scratch"
-    made = recipe(home, tmp_path / "a", {**INT8, "block": {"path": str(rows), "budget": "64MiB"}}, max_steps=10)
-    train(made, plan=in_log(made, "int8"))
+    recipe = make_recipe(home, tmp_path / "a", {**INT8, "block": {"path": str(rows), "budget": "64MiB"}}, max_steps=10)
+    train(recipe, plan=in_log(recipe, "int8"))
     shutil.rmtree(rows)
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     # What a reader that was killed left, of which there is one in the way of the attack, too.
@@ -114,17 +114,17 @@ def test_reading_a_run_creates_and_removes_nothing_in_the_directories_of_the_run
 
 
 def test_other_tiers_load_a_checkpoint_before_and_after_they_train(home: Path, tmp_path: Path) -> None:
-    train(recipe(home, tmp_path / "a", INT8, max_steps=5))
-    found = []
+    train(make_recipe(home, tmp_path / "a", INT8, max_steps=5))
+    results = []
     for name, steps in (("new", 0), ("trained", 5)):
-        made = recipe(home, tmp_path / name, {}, max_steps=5)
-        trained = Trainer(made, Dataset.open(made.data.path))
+        recipe = make_recipe(home, tmp_path / name, {}, max_steps=5)
+        trained = Trainer(recipe, Dataset.open(recipe.data.path))
         for item in itertools.islice(trained.pipeline.items(0), steps):
             trained.loop.step(*item)
         trained.restore(last(tmp_path / "a"))
         tables = trained.model.embeddings
-        found.append([part.numpy().copy() for table in tables.tables for part in tables.table(table.name).values()])
-    for one, other in zip(*found, strict=True):
+        results.append([part.numpy().copy() for table in tables.tables for part in tables.table(table.name).values()])
+    for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -140,10 +140,10 @@ def all_rows(run: Path) -> dict[str, Any]:
 
 
 def test_a_checkpoint_resumes_under_other_tiers(home: Path, tmp_path: Path) -> None:
-    train(recipe(home, tmp_path / "a", INT8, max_steps=30, embedding=EVERY_ROW))
+    train(make_recipe(home, tmp_path / "a", INT8, max_steps=30, embedding=EVERY_ROW))
     before = all_rows(tmp_path / "a")
-    made = recipe(home, tmp_path / "a", {}, max_steps=30, embedding=EVERY_ROW)
-    trainer = Trainer(made, Dataset.open(made.data.path))
+    recipe = make_recipe(home, tmp_path / "a", {}, max_steps=30, embedding=EVERY_ROW)
+    trainer = Trainer(recipe, Dataset.open(recipe.data.path))
     trainer.restore(last(tmp_path / "a"))
     after = {
         f"{table.name}.{part}": value.numpy()
@@ -153,11 +153,11 @@ def test_a_checkpoint_resumes_under_other_tiers(home: Path, tmp_path: Path) -> N
     assert before.keys() == after.keys()
     for name, values in before.items():
         np.testing.assert_array_equal(values, after[name], err_msg=name)
-    train(made, resume=True)
+    train(recipe, resume=True)
 
 
 def test_checkpoints_hold_only_what_changed(home: Path, tmp_path: Path) -> None:
-    train(recipe(home, tmp_path / "a", {}, checkpoint={"every_steps": 1, "keep": 50}, max_steps=12))
+    train(make_recipe(home, tmp_path / "a", {}, checkpoint={"every_steps": 1, "keep": 50}, max_steps=12))
     paths = checkpoint.list_checkpoints(tmp_path / "a" / "checkpoints")
     files = [{path.name: path.stat() for path in (each / "tables").rglob("rows-*.safetensors")} for each in paths]
     went_on = 0
@@ -177,7 +177,7 @@ def test_a_disk_that_fills_in_mid_run_ends_it_at_its_last_checkpoint(
 ) -> None:
     def made(name: str, rows: Path) -> Recipe:
         block = {**INT8, "block": {"path": str(rows), "budget": "64MiB"}}
-        return recipe(home, tmp_path / name, block, checkpoint={"every_steps": 9, "keep": 2}, epochs=8)
+        return make_recipe(home, tmp_path / name, block, checkpoint={"every_steps": 9, "keep": 2}, epochs=8)
 
     whole = made("whole", tmp_path / "rows")
     train(whole, plan=in_log(whole, "int8"))

@@ -50,7 +50,7 @@ def log(path: Path, rows: int = 1500, *, random: bool = False, seed: int = 5) ->
     return frame
 
 
-def recipe(root: Path, **options: Any) -> Recipe:
+def make_recipe(root: Path, **options: Any) -> Recipe:
     content = of_log(root, **options)
     content["data"]["source"]["schema"]["sparse"].append({"name": "tags", "kind": "multi", "max_length": 3})
     content["model"] = {**content["model"], "members": 4, "trees": 60}
@@ -61,7 +61,7 @@ def recipe(root: Path, **options: Any) -> Recipe:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("trees")
     log(root / "log.parquet")
-    prepare(recipe(root).data)
+    prepare(make_recipe(root).data)
     return root
 
 
@@ -77,7 +77,7 @@ def test_logits_are_those_of_lightgbm_and_trees_have_weight(
         return fitted[-1][0]
 
     monkeypatch.setattr(lightgbm, "train", recorded)
-    trainer = train(recipe(home, run=str(tmp_path / "run")))
+    trainer = train(make_recipe(home, run=str(tmp_path / "run")))
     trees = trainer.model.network.trees
     assert trees is not None
     rows = fitted[0][1]
@@ -95,14 +95,14 @@ def test_logits_are_those_of_lightgbm_and_trees_have_weight(
 
 def test_a_run_an_export_and_an_estimator_have_the_same_scores(home: Path, tmp_path: Path) -> None:
     frame = pl.read_parquet(home / "log.parquet")
-    trainer = train(recipe(home, run=str(tmp_path / "run"), report=True))
+    trainer = train(make_recipe(home, run=str(tmp_path / "run"), report=True))
     assert ">trees</td>" in (trainer.run / "report.html").read_text()
     scorer, scores = agreeing_scores(trainer.run, home / "log.parquet", tmp_path, rtol=1e-6)
     np.testing.assert_allclose(np.concatenate([scorer.score(frame[row]) for row in range(20)]), scores[:20], rtol=1e-5)
     for runtime in ("torch", "onnxruntime"):
         opened = Scorer.open(tmp_path / "export", runtime=runtime)  # type: ignore[arg-type]
         np.testing.assert_allclose(opened.score(frame), scores, atol=1e-6)
-    model = ClickModel(recipe(home)).fit(frame, label="label")
+    model = ClickModel(make_recipe(home)).fit(frame, label="label")
     saved = model.save(tmp_path / "model")
     np.testing.assert_allclose(
         ClickModel.load(saved).predict_proba(frame)[:, 1], Scorer.open(saved / "export").score(frame), rtol=1e-6
@@ -111,16 +111,16 @@ def test_a_run_an_export_and_an_estimator_have_the_same_scores(home: Path, tmp_p
 
 @pytest.mark.parametrize("stop", [5, 13, 30])
 def test_a_stopped_run_ends_with_the_bits_of_one_that_was_not(home: Path, tmp_path: Path, stop: int) -> None:
-    train(recipe(home, run=str(tmp_path / "whole")))
-    train(recipe(home, run=str(tmp_path / "parts"), max_steps=stop))
+    train(make_recipe(home, run=str(tmp_path / "whole")))
+    train(make_recipe(home, run=str(tmp_path / "parts"), max_steps=stop))
     torch.rand(100)
-    train(recipe(home, run=str(tmp_path / "parts")), resume=True)
+    train(make_recipe(home, run=str(tmp_path / "parts")), resume=True)
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
 
 
 def test_an_average_of_weights_leaves_trees_as_they_are(home: Path, tmp_path: Path) -> None:
-    train(recipe(home, run=str(tmp_path / "plain")))
-    train(recipe(home, run=str(tmp_path / "averaged"), average={"decay": 0.9}))
+    train(make_recipe(home, run=str(tmp_path / "plain")))
+    train(make_recipe(home, run=str(tmp_path / "averaged"), average={"decay": 0.9}))
     nodes = [read_tensors(last(tmp_path / name) / "network.safetensors")[NODES] for name in ("plain", "averaged")]
     assert torch.equal(*nodes)
 
@@ -128,7 +128,7 @@ def test_an_average_of_weights_leaves_trees_as_they_are(home: Path, tmp_path: Pa
 def test_a_continued_run_keeps_its_trees(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(home, tmp_path / "home")
     log(tmp_path / "later.parquet", seed=6)
-    trainer = train(recipe(tmp_path / "home", run=str(tmp_path / "run")))
+    trainer = train(make_recipe(tmp_path / "home", run=str(tmp_path / "run")))
     with open_run(trainer.run) as trained:
         before = {name: tensor.clone() for name, tensor in trained.model.network.state_dict().items()}
     assert main(["continue", str(trainer.run), str(tmp_path / "later.parquet")]) == 0
@@ -143,7 +143,7 @@ def test_a_continued_run_keeps_its_trees(home: Path, tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize("place", [(0, 5.0), (0, -7.0), (2, 0.0), (2, 99.0), (2, -90.0), (0, 1e30)])
 def test_trees_of_any_content_end_and_are_refused(home: Path, tmp_path: Path, place: tuple[int, float]) -> None:
-    trainer = train(recipe(home, run=str(tmp_path / "run"), max_steps=1))
+    trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=1))
     trees = trainer.model.network.trees
     assert trees is not None
     trees.nodes[0, 0, 0, 2:4] = trees.nodes[0, 0, 0, 2:4].where(trees.nodes[0, 0, 0, 2:4] != -1, 1)
@@ -158,12 +158,12 @@ def test_one_class_in_validation_leaves_an_ensemble_without_trees(tmp_path: Path
     frame = log(tmp_path / "log.parquet").with_columns(time=pl.int_range(pl.len()))
     one = (pl.col("time") >= 900) & (pl.col("time") < 1200)
     frame.with_columns(label=pl.when(one).then(0).otherwise("label")).write_parquet(tmp_path / "log.parquet")
-    content = recipe(tmp_path).to_dict()
+    content = make_recipe(tmp_path).to_dict()
     content["data"]["source"]["schema"]["time"] = "time"
     content["data"]["split"] = {"by": "time", "valid": "300s", "test": "300s"}
-    made = Recipe.from_dict(content)
-    prepare(made.data)
-    trainer = train(made)
+    recipe = Recipe.from_dict(content)
+    prepare(recipe.data)
+    trainer = train(recipe)
     weights = [row["weight"] for row in trainer.state.evaluations[-1]["members"]]
     assert weights == pytest.approx([0.25] * 4 + [0, 0])
     trees = trainer.model.network.trees
@@ -175,17 +175,17 @@ def test_random_labels_stay_random_next_to_a_value_of_each_row(tmp_path: Path) -
     frame = log(tmp_path / "log.parquet", rows=12_000, random=True)
     unique = frame.with_columns(visit=pl.int_range(pl.len()).cast(pl.String).reverse())
     unique.write_parquet(tmp_path / "log.parquet")
-    content = recipe(tmp_path).to_dict()
+    content = make_recipe(tmp_path).to_dict()
     content["data"]["source"]["schema"]["sparse"].append({"name": "visit"})
     content["data"]["split"] = {"valid": 0.1, "test": 0.5}
-    made = Recipe.from_dict(content)
-    test = Trainer(made, prepare(made.data)).train()["test"]
+    recipe = Recipe.from_dict(content)
+    test = Trainer(recipe, prepare(recipe.data)).train()["test"]
     assert_chance(test["auc"], test["positives"], test["samples"], 0.01)
 
 
 def test_several_ranks_have_no_trees(home: Path) -> None:
     dataset, mesh = Dataset.open(home / "data"), replace(Mesh.alone(), ranks=2)
-    content = recipe(home).to_dict()
+    content = make_recipe(home).to_dict()
     assert choose_defaults(Recipe.from_dict(content), {}, dataset)["model.trees"] > 0
     assert resolve(Recipe.from_dict(content), dataset, mesh, named={"model.members": 4}).recipe.model.trees == 0  # type: ignore[attr-defined]
     with refuses(ConfigError, "model.trees 60 2"):
@@ -205,6 +205,6 @@ def test_a_missing_library_is_named_and_leaves_an_ensemble_without_trees(
     monkeypatch.setattr(builtins, "__import__", without)
     lines: list[str] = []
     monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
-    trainer = train(recipe(home, run=str(tmp_path / "run"), max_steps=20))
+    trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=20))
     assert any("lightgbm does not load (libgomp.so.1" in line for line in lines)
     assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0, 0]

@@ -68,7 +68,7 @@ def write_log(root: Path, *, ones: bool = False) -> pl.DataFrame:
     return frame
 
 
-def recipe(
+def make_recipe(
     root: Path, log: str = "log.parquet", groups: str = "auto", pooling: Pooling = "mean", weights: str = "share",
     name: str = "made",
 ) -> Recipe:  # fmt: skip
@@ -101,32 +101,32 @@ def expected(row: dict[str, Any]) -> list[tuple[Any, Any]]:
 
 def values_of(dataset: Dataset) -> list[Any]:
     """By id; those of the tail have none."""
-    found = dataset.vocabulary("item")
-    return [None] * found.tail_buckets + found.values.to_list()
+    result = dataset.vocabulary("item")
+    return [None] * result.tail_buckets + result.values.to_list()
 
 
 def stored(dataset: Dataset) -> dict[int, list[tuple[Any, Any]]]:
     """Row of the log -> its values and their weights."""
-    values, found = values_of(dataset), {}
+    values, results = values_of(dataset), {}
     for split in ("train", "test"):
         for shard, info in enumerate(dataset.shards(split)):
             for group in range(len(info.row_groups)):
                 table = dataset.read_row_group(split, shard, group).to_pydict()
                 for row, ids, weights in zip(table["@row"], table["tags"], table[weights_of("tags")], strict=True):
-                    found[row] = [(values[i], w) for i, w in zip(ids, weights, strict=True)]
-    return found
+                    results[row] = [(values[i], w) for i, w in zip(ids, weights, strict=True)]
+    return results
 
 
 @pytest.mark.parametrize(("log", "groups"), [("log.parquet", "auto"), ("log.csv", "none"), ("log.jsonl", "auto")])
 def test_a_data_set_and_its_batches_have_the_weights_of_the_log(tmp_path: Path, log: str, groups: str) -> None:
     frame = write_log(tmp_path)
-    dataset = prepare(recipe(tmp_path, log, groups).data)
+    dataset = prepare(make_recipe(tmp_path, log, groups).data)
     if groups == "auto":
         assert any({"words", "city"} <= set(names) for names in dataset.groups.values()), dataset.groups
     assert not any("tags" in names for names in dataset.groups.values())
-    found, header = stored(dataset), log.endswith("csv")
+    stored_rows, header = stored(dataset), log.endswith("csv")
     for place, row in enumerate(frame.iter_rows(named=True)):
-        assert found[place + 1 + header] == expected(row), place
+        assert stored_rows[place + 1 + header] == expected(row), place
     values, bags = values_of(dataset), []
     for expand in (False, True):
         batches = list(Loader(dataset, "train", LoaderConfig(batch_size=100, expand=expand, seed=2)).epoch(0))
@@ -216,14 +216,14 @@ def test_pooling_and_gradients_are_those_of_torch(pooling: Pooling, grouped: boo
 @pytest.mark.parametrize(("groups", "pooling"), [("auto", "mean"), ("none", "sum")])
 def test_fresh_logs_and_exports_score_as_the_data_set(tmp_path: Path, groups: str, pooling: Pooling) -> None:
     frame = write_log(tmp_path)
-    made = recipe(tmp_path, groups=groups, pooling=pooling)
-    dataset = prepare(made.data)
-    Trainer(made, dataset).train()
-    with open_run(made.run) as trained:
-        _, found = evaluate_split(trained.model, dataset, "test", precision="float32", progress=SilentProgress())
-    scorer, exported = agreeing_scores(made.run, tmp_path / "log.parquet", tmp_path)
+    recipe = make_recipe(tmp_path, groups=groups, pooling=pooling)
+    dataset = prepare(recipe.data)
+    Trainer(recipe, dataset).train()
+    with open_run(recipe.run) as trained:
+        _, scored = evaluate_split(trained.model, dataset, "test", precision="float32", progress=SilentProgress())
+    scorer, exported = agreeing_scores(recipe.run, tmp_path / "log.parquet", tmp_path)
     scores = np.sort(pl.read_parquet(tmp_path / "test.parquet")["score"])
-    np.testing.assert_allclose(np.sort(1 / (1 + np.exp(-found.logit.astype(np.float64)))), scores, rtol=1e-4)
+    np.testing.assert_allclose(np.sort(1 / (1 + np.exp(-scored.logit.astype(np.float64)))), scores, rtol=1e-4)
     np.testing.assert_allclose(scorer.score(frame[:3].to_dict(as_series=False)), exported[:3], rtol=1e-5)
     doubled = frame.with_columns(share=pl.col("share").list.eval(pl.element() * 2))
     assert np.allclose(scorer.score(doubled), exported, rtol=1e-5) == (pooling == "mean")
@@ -256,12 +256,12 @@ def test_values_without_a_usable_weight_are_bad_rows(tmp_path: Path, log: str, w
     share[place] = wrong
     raw = raw.with_columns(pl.Series("share", share, raw["share"].dtype))
     raw.write_parquet(path) if log == "parquet" else raw.write_csv(path)
-    made = recipe(tmp_path, path.name)
+    recipe = make_recipe(tmp_path, path.name)
     where = f"row {place + 1}" if log == "parquet" else f"line {place + 2}"
     with refuses(DataError, f"{path} {where} share {message}"):
-        prepare(made.data)
-    skipping = Recipe.from_dict(made.to_dict() | {"data": made.to_dict()["data"] | {"on_bad_row": "skip"}})
-    found = stored(dataset := prepare(skipping.data))
+        prepare(recipe.data)
+    skipping = Recipe.from_dict(recipe.to_dict() | {"data": recipe.to_dict()["data"] | {"on_bad_row": "skip"}})
+    stored_rows = stored(dataset := prepare(skipping.data))
     assert dataset.about.bad_rows == 1
-    assert len(found) == ROWS - 1
-    assert found[place + 2 + (log == "csv")] == expected(frame.row(place + 1, named=True))
+    assert len(stored_rows) == ROWS - 1
+    assert stored_rows[place + 2 + (log == "csv")] == expected(frame.row(place + 1, named=True))

@@ -45,7 +45,7 @@ def write_log(path: Path, weight: Any) -> None:
     frame.write_parquet(path)
 
 
-def recipe(root: Path, *, weight: str = "weight", groups: str = "auto", **source: Any) -> Recipe:
+def make_recipe(root: Path, *, weight: str = "weight", groups: str = "auto", **source: Any) -> Recipe:
     content = tiny(root, epochs=1, max_steps=9)
     schema = {"label": "click", "user": "who", "weight": weight, "sparse": [{"name": "item"}, {"name": "shop"}]}
     schema["sparse"][0]["group"] = "g"  # type: ignore[index]
@@ -58,9 +58,9 @@ def recipe(root: Path, *, weight: str = "weight", groups: str = "auto", **source
     return Recipe.from_dict(content)
 
 
-def trained(made: Recipe) -> Dataset:
-    dataset = prepare(made.data)
-    Trainer(made, dataset).train()
+def trained(recipe: Recipe) -> Dataset:
+    dataset = prepare(recipe.data)
+    Trainer(recipe, dataset).train()
     return dataset
 
 
@@ -74,23 +74,23 @@ def weighted(rows: int = 300, seed: int = 0) -> tuple[np.ndarray, ...]:
 def test_weighted_metrics_agree_with_scikit_learn() -> None:
     label, logit, _, weight = weighted()
     weight *= 0.37
-    found, probability = evaluate_logits(label, logit, weight=weight), 1 / (1 + np.exp(-logit))
-    assert found["auc"] == pytest.approx(roc_auc_score(label, logit, sample_weight=weight), rel=1e-12)
-    assert found["log_loss"] == pytest.approx(log_loss(label, probability, sample_weight=weight), rel=1e-9)
+    metrics, probability = evaluate_logits(label, logit, weight=weight), 1 / (1 + np.exp(-logit))
+    assert metrics["auc"] == pytest.approx(roc_auc_score(label, logit, sample_weight=weight), rel=1e-12)
+    assert metrics["log_loss"] == pytest.approx(log_loss(label, probability, sample_weight=weight), rel=1e-9)
     rate = np.average(label, weights=weight)
     base = log_loss(label, np.full(len(label), rate), sample_weight=weight)
-    assert found["normalized_entropy"] == pytest.approx(found["log_loss"] / base, rel=1e-9)
-    assert found["calibration"] == pytest.approx(np.average(probability, weights=weight) / rate, rel=1e-9)
+    assert metrics["normalized_entropy"] == pytest.approx(metrics["log_loss"] / base, rel=1e-9)
+    assert metrics["calibration"] == pytest.approx(np.average(probability, weights=weight) / rate, rel=1e-9)
 
 
 def test_a_weight_is_so_many_rows() -> None:
     label, logit, user, weight = weighted()
-    found = evaluate_logits(label, logit, user, weight).to_dict()
+    actual = evaluate_logits(label, logit, user, weight).to_dict()
     repeated = [np.repeat(column, weight.astype(int)) for column in (label, logit, user)]
     expected = evaluate_logits(*repeated).to_dict()
     for name in ("auc", "log_loss", "normalized_entropy", "calibration", "grouped_auc"):
-        assert found[name] == pytest.approx(expected[name], rel=1e-12)
-    assert (found["samples"], found["positives"]) == (len(label), label.sum())
+        assert actual[name] == pytest.approx(expected[name], rel=1e-12)
+    assert (actual["samples"], actual["positives"]) == (len(label), label.sum())
 
 
 def test_weights_of_1_change_no_bit_of_a_metric_and_weights_of_0_leave_none() -> None:
@@ -115,9 +115,9 @@ def gradient(loss: Any, label: torch.Tensor, logit: torch.Tensor, weight: torch.
 def test_the_loss_of_a_weighted_batch_is_that_of_repeated_rows() -> None:
     label, logit, weight = (torch.tensor(weighted(37)[place]).float() for place in (0, 1, 3))
     rows = torch.repeat_interleave(torch.arange(37), weight.long())
-    found = gradient(Objective().mean, label, logit, weight)
+    actual = gradient(Objective().mean, label, logit, weight)
     expected = torch.zeros(37).index_add(0, rows, gradient(Objective().mean, label[rows], logit[rows], None))
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     (total,) = Objective().weights(batch_of(label, weight))
     torch.testing.assert_close(gradient(Objective().sums, label, logit, weight) / total, expected)
     # The unit does not matter, nor that there is nothing to learn from.
@@ -130,23 +130,23 @@ def test_the_loss_of_a_weighted_batch_is_that_of_repeated_rows() -> None:
 
 def test_weights_of_1_train_the_bits_of_none_and_others_do_not(tmp_path: Path) -> None:
     write_log(tmp_path / "log.parquet", 1)
-    ones, none = (recipe(tmp_path / name, weight=weight) for name, weight in (("ones", "weight"), ("none", "")))
+    ones, none = (make_recipe(tmp_path / name, weight=weight) for name, weight in (("ones", "weight"), ("none", "")))
     trained(ones), trained(none)
     assert_same_model(last(ones.run), last(none.run))
     write_log(tmp_path / "log.parquet", np.random.default_rng(2).choice([0.5, 3.0], ROWS))
-    other = recipe(tmp_path / "other")
+    other = make_recipe(tmp_path / "other")
     dataset = trained(other)
     with pytest.raises(AssertionError):
         assert_same_model(last(other.run), last(none.run))
     with open_run(other.run) as run:
-        whole, found = evaluate_split(run.model, dataset, "test", precision="float32", progress=SilentProgress())
+        whole, scored = evaluate_split(run.model, dataset, "test", precision="float32", progress=SilentProgress())
         assert whole["click"]["auc"] == pytest.approx(
-            roc_auc_score(found.label, found.logit, sample_weight=found.weight)
+            roc_auc_score(scored.label, scored.logit, sample_weight=scored.weight)
         )
         # Of raw logs, too, which need no weights to be scored.
         log = RawLogs(run, [str(tmp_path / "log.parquet")], labelled=True, keep=["shop"])
-        told = evaluate_logs(log, SilentProgress(), by=["shop"])
-        metrics, slices = told.overall, told.slices
+        evaluation = evaluate_logs(log, SilentProgress(), by=["shop"])
+        metrics, slices = evaluation.overall, evaluation.slices
         rows = pl.read_parquet(tmp_path / "log.parquet")
         scores = np.concatenate([part.logits for part in log.scored(SilentProgress())])
         assert metrics["click"]["auc"] == pytest.approx(
@@ -167,4 +167,4 @@ def test_weights_of_1_train_the_bits_of_none_and_others_do_not(tmp_path: Path) -
 def test_a_bad_weight_is_a_bad_row(tmp_path: Path, bad: float | None) -> None:
     write_log(tmp_path / "log.parquet", pl.Series([1.0] * 700 + [bad] + [2.0] * (ROWS - 701)))
     with refuses(DataError, "row 701 weight number 0"):
-        prepare(recipe(tmp_path / "a").data)
+        prepare(make_recipe(tmp_path / "a").data)

@@ -72,9 +72,9 @@ def test_validation_decides_about_a_history(
     having: float, kept: bool, tmp_path: Path, losses: dict[str, float]
 ) -> None:
     losses["True"] = having
-    said: list[str] = []
-    path, _, guesses = draft(log(tmp_path / "log.csv"), tmp_path / "log.yaml", say=said.append)
-    assert len(said) == 1
+    messages: list[str] = []
+    path, _, guesses = draft(log(tmp_path / "log.csv"), tmp_path / "log.yaml", say=messages.append)
+    assert len(messages) == 1
     assert guesses.history is not None
     assert ("item_id_history" in names(yaml.safe_load(path.read_text()))) is kept
     assert guesses.history.reason in path.read_text()

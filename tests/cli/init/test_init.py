@@ -60,11 +60,11 @@ def test_a_number_whose_values_predict_more_than_its_order_is_an_id(tmp_path: Pa
     frame = pl.DataFrame(
         {"good": (draws.random(ROWS) < 1 / (1 + np.exp(-taste))).astype(int), "student": student, "age": age}
     )
-    found = roles(write(frame, tmp_path / "log.csv"), label="good")
-    assert found == {"good": "label", "student": "sparse", "age": "dense"}
+    result = roles(write(frame, tmp_path / "log.csv"), label="good")
+    assert result == {"good": "label", "student": "sparse", "age": "dense"}
     # Labels in random order tell nothing of either.
     frame = frame.with_columns(pl.col("good").shuffle(seed=1))
-    assert roles(write(frame, tmp_path / "log.csv"), label="good") == {**found, "student": "dense"}
+    assert roles(write(frame, tmp_path / "log.csv"), label="good") == {**result, "student": "dense"}
 
 
 def write(frame: pl.DataFrame, path: Path) -> Path:
@@ -121,8 +121,8 @@ def test_a_list_of_earlier_items_is_a_sequence(name: str, tmp_path: Path, monkey
     assert main(["init", name, "-o", "mine.yaml"]) == 0
     recipe = Recipe.load("mine.yaml")
     features = {each.name: each for each in recipe.data.source.schema.sparse}  # type: ignore[union-attr]
-    found = features["last_products"]
-    assert (found.kind, found.of, found.vocabulary) == ("sequence", "product", "product")
+    result = features["last_products"]
+    assert (result.kind, result.of, result.vocabulary) == ("sequence", "product", "product")
     assert "last_words" not in features or features["last_words"].kind == "multi"
     dataset = prepare(recipe.data)
     assert dataset.about.bad_rows == 0
@@ -204,9 +204,9 @@ def test_what_cannot_be_drafted_is_one_line_and_nothing_is_written(
     Path("there.yaml").write_text("mine\n")
     before = sorted(tmp_path.iterdir())
     assert main(["init", *arguments]) == 2
-    said = capsys.readouterr().err
-    check_refusal(message, said)
-    assert said.count("\n") == 1
+    errors = capsys.readouterr().err
+    check_refusal(message, errors)
+    assert errors.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
     assert Path("there.yaml").read_text() == "mine\n"
 

@@ -197,15 +197,15 @@ def test_a_newcomers_log_is_drafted_and_prepared(
     ],
 )  # fmt: skip
 def test_times_are_read_as_they_are_written(values: list[Any], form: str | None, first: str, said: str) -> None:
-    found = as_times(pl.Series("x", values))
+    result = as_times(pl.Series("x", values))
     if form is None:
-        assert found is None
+        assert result is None
         return
-    assert found is not None
-    assert found.form == form
-    assert f"({first}" in str(found.span)
-    assert said in found.how
-    assert ("also fits" in found.how) == ("also fits" in said)
+    assert result is not None
+    assert result.form == form
+    assert f"({first}" in str(result.span)
+    assert said in result.how
+    assert ("also fits" in result.how) == ("also fits" in said)
 
 
 GENRES = ["Action", "Drama", "Comedy", "Science Fiction"]
@@ -292,11 +292,11 @@ LABEL = np.random.default_rng(8).random(4000) < 0.1
     ],
 )
 def test_what_knows_the_label_is_named(values: Any, text: str, certain: bool) -> None:
-    found = find_leak(pl.Series("x", values), pl.Series(LABEL), "click")
-    assert (found is not None) == bool(text)
-    if found is not None:
-        assert text in found.text
-        assert found.certain is certain
+    result = find_leak(pl.Series("x", values), pl.Series(LABEL), "click")
+    assert (result is not None) == bool(text)
+    if result is not None:
+        assert text in result.text
+        assert result.certain is certain
 
 
 HOUR, DAY = 3600, 86_400

@@ -43,8 +43,10 @@ def test_files_of_its_columns_are_prepared_and_trained_on(name: str, tmp_path: P
     schema: Schema = Recipe.load(path).data.source.schema  # type: ignore[union-attr]
     parquet = name == "frappe_x1"
     for split, rows in ROWS.items():
-        made = frame(schema, rows, split != "train")
-        made.write_parquet(tmp_path / f"{split}.parquet") if parquet else made.write_csv(tmp_path / f"{split}.csv")
+        columns = frame(schema, rows, split != "train")
+        columns.write_parquet(tmp_path / f"{split}.parquet") if parquet else columns.write_csv(
+            tmp_path / f"{split}.csv"
+        )
     small = {"dcnv2": ["model.deep_mlp=[8]"], "din": ["model.deep_mlp=[8]", "model.history.attention_mlp=[4]"]}
     fields = [
         f"data.source.paths=['{tmp_path}/*.{'parquet' if parquet else 'csv'}']", f"data.path={tmp_path}/data",

@@ -46,8 +46,8 @@ def write(path: Path, click: NDArray[np.int64], **columns: object) -> str:
 )
 def test_a_weight_is_known_by_its_name_and_values(name: str, values: Values, role: str, tmp_path: Path) -> None:
     path = write(tmp_path / "log.csv", CLICKS, **{name: values(CLICKS)})
-    found = guess(read_sample((path,)))
-    assert {each.name: each.role for each in found.columns} == {"item": "sparse", "click": "label", name: role}
+    result = guess(read_sample((path,)))
+    assert {each.name: each.role for each in result.columns} == {"item": "sparse", "click": "label", name: role}
 
 
 @pytest.mark.slow

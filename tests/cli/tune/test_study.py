@@ -48,16 +48,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def content(root: Path, **train: Any) -> dict[str, Any]:
-    made = tiny(root, **{"eval_every": 5, "max_steps": 15, "checkpoint": {"every_steps": 5}, **train})
-    made["data"]["source"]["samples"] = 2500
-    return made
+    config = tiny(root, **{"eval_every": 5, "max_steps": 15, "checkpoint": {"every_steps": 5}, **train})
+    config["data"]["source"]["samples"] = 2500
+    return config
 
 
 def tuned(root: Path, folder: Path, trials: int, items: tuple[str, ...] = SPACE, **train: Any) -> Best:
     from stratarec.cli.tune.study import tune
 
-    made = content(root, **train)
-    return tune(made, Space.read(items, made, "r.yaml"), folder, trials, SilentProgress(), "r.yaml")
+    config = content(root, **train)
+    return tune(config, Space.read(items, config, "r.yaml"), folder, trials, SilentProgress(), "r.yaml")
 
 
 def history(folder: Path) -> list[tuple[Any, ...]]:
@@ -83,7 +83,7 @@ def test_it_tunes_without_a_test_split_to_read(home: Path, whole: tuple[Path, Be
     # The recipe's own values are the first trial.
     first = history(folder)[0][0]
     assert first == {"train.dense.learning_rate": 0.001, "train.batch_size": "128"}
-    assert best.value == min(min(told) for _, state, told in history(folder) if state == "complete")
+    assert best.value == min(min(trial) for _, state, trial in history(folder) if state == "complete")
     trials = pl.read_csv(folder / "trials.csv")
     assert trials["log loss"].min() == best.value
     assert trials["trial"].to_list() == [f"trial-000{number}" for number in range(4)]
@@ -95,12 +95,12 @@ def test_the_best_recipe_trains_to_the_figures_of_its_trial(
 ) -> None:
     folder, best = whole
     assert [path.parent for path in folder.glob("trial-*/checkpoints")] == [best.run]
-    found = yaml.safe_load(best.recipe.read_text())
-    assert found["train"]["batch_size"] == best.values["train.batch_size"]
-    assert found["train"]["eval_every"] == 5 * 128 // found["train"]["batch_size"]
-    found["train"]["run"] = str(tmp_path / "run")
+    result = yaml.safe_load(best.recipe.read_text())
+    assert result["train"]["batch_size"] == best.values["train.batch_size"]
+    assert result["train"]["eval_every"] == 5 * 128 // result["train"]["batch_size"]
+    result["train"]["run"] = str(tmp_path / "run")
     dataset = Dataset.open(home / "data", verify="used", untouched=("test",))
-    position = Trainer(Recipe.from_dict(found), dataset).fit(lambda evaluations: None)
+    position = Trainer(Recipe.from_dict(result), dataset).fit(lambda evaluations: None)
     assert min(entry["log_loss"] for entry in position.evaluations) == best.value
 
 
@@ -133,10 +133,10 @@ def test_a_study_that_is_killed_at_any_moment_is_the_one_that_was_not(
                 time.sleep(0.01)
             time.sleep(draws.uniform(0, 1.5))
             process.kill()
-    found = tuned(home, tmp_path / "out", 4)
+    result = tuned(home, tmp_path / "out", 4)
     assert history(tmp_path / "out") == history(folder)
-    assert (found.values, found.value) == (best.values, best.value)
-    assert [path.parent for path in (tmp_path / "out").glob("trial-*/checkpoints")] == [found.run]
+    assert (result.values, result.value) == (best.values, best.value)
+    assert [path.parent for path in (tmp_path / "out").glob("trial-*/checkpoints")] == [result.run]
 
 
 def _written(folder: Path) -> int:
@@ -145,9 +145,9 @@ def _written(folder: Path) -> int:
 
 def forged(folder: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
     """Trials that somebody else wrote, sealed as ours are."""
-    made = json.loads((folder / "study" / "study.json").read_text())
-    made.pop("hash")
-    write_sealed(folder / "study" / "study.json", {**made, "trials": change(made["trials"])})
+    study = json.loads((folder / "study" / "study.json").read_text())
+    study.pop("hash")
+    write_sealed(folder / "study" / "study.json", {**study, "trials": change(study["trials"])})
 
 
 @pytest.mark.parametrize(

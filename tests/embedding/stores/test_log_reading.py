@@ -24,11 +24,11 @@ CONFIG = LogConfig(segment_bytes=16384, buffer_bytes=16384, depth=4)
 
 @pytest.fixture
 def store(tmp_path: Path):
-    made = LogRecords(tmp_path / "log", rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
-    made.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 1))
-    made.flush()
-    yield made
-    made.close()
+    log_store = LogRecords(tmp_path / "log", rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
+    log_store.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 1))
+    log_store.flush()
+    yield log_store
+    log_store.close()
 
 
 def assert_readable(store: LogRecords) -> None:
@@ -41,16 +41,18 @@ def assert_readable(store: LogRecords) -> None:
 def test_a_short_read_is_continued(tmp_path: Path, got: int) -> None:
     content = np.random.default_rng(0).integers(0, 256, 12_288, np.uint8)
     (tmp_path / "file").write_bytes(bytes(100) + content.tobytes())
-    found = np.zeros(12_288, np.uint8)
-    found[: max(got, 0)] = content[: max(got, 0)]
+    actual = np.zeros(12_288, np.uint8)
+    actual[: max(got, 0)] = content[: max(got, 0)]
     descriptor = os.open(tmp_path / "file", os.O_RDONLY)
     try:
-        assert cpu.read_on(descriptor, found.ctypes.data, 12_288, 100, got) == 12_288
-        np.testing.assert_array_equal(found, content)
-        assert cpu.read_on(descriptor, found.ctypes.data, 12_288, 8292, 0) == 4096, "a short file ends the read"
+        assert cpu.read_on(descriptor, actual.ctypes.data, 12_288, 100, got) == 12_288
+        np.testing.assert_array_equal(actual, content)
+        assert cpu.read_on(descriptor, actual.ctypes.data, 12_288, 8292, 0) == 4096, "a short file ends the read"
     finally:
         os.close(descriptor)
-    assert cpu.read_on(descriptor, found.ctypes.data, 12_288, 100, -errno.EBADF) == 0, "an error does not go on forever"
+    assert cpu.read_on(descriptor, actual.ctypes.data, 12_288, 100, -errno.EBADF) == 0, (
+        "an error does not go on forever"
+    )
 
 
 @pytest.mark.parametrize("name", ["pwrite", "preadv"])
@@ -67,13 +69,13 @@ def test_direct_io_that_fails_on_first_access_is_not_used(
 
     monkeypatch.setattr(os, name, refusing)
     with pytest.warns(RuntimeWarning, match="direct I/O"):
-        made = LogRecords(tmp_path / "log", rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
-    made.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 1))
-    made.flush()
-    for slot in made.segments.used:
-        assert not fcntl.fcntl(int(made.segments.descriptors[slot]), fcntl.F_GETFL) & os.O_DIRECT
-    assert_readable(made)
-    made.close()
+        log_store = LogRecords(tmp_path / "log", rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
+    log_store.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 1))
+    log_store.flush()
+    for slot in log_store.segments.used:
+        assert not fcntl.fcntl(int(log_store.segments.descriptors[slot]), fcntl.F_GETFL) & os.O_DIRECT
+    assert_readable(log_store)
+    log_store.close()
 
 
 FILES = """

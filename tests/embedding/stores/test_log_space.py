@@ -95,12 +95,12 @@ def test_an_exceeded_budget_is_an_error_and_store_and_checkpoint_stay_intact(tmp
     with refuses(StorageError, f"{tmp_path}/store memory.block.budget {budget} 16384"):
         write(store, np.arange(500, ROWS), 2)
     assert store.segments.file_bytes <= budget
-    found, records = read_all(store)
+    written, records = read_all(store)
     old, new = random_records(np.arange(ROWS), RECORD_BYTES, 1), random_records(np.arange(ROWS), RECORD_BYTES, 2)
     fresh = (records == new).all(axis=1)
-    assert ((records == old).all(axis=1) | fresh)[found].all()
-    assert found[:1000].all()
-    assert 1000 < found.sum() < ROWS
+    assert ((records == old).all(axis=1) | fresh)[written].all()
+    assert written[:1000].all()
+    assert 1000 < written.sum() < ROWS
     store.check()
     store.restore(tmp_path / "checkpoint", manifest)
     assert_same_contents(store, *contents)
@@ -169,8 +169,8 @@ def test_a_full_disk_is_an_error_and_the_store_stays_intact(mounted: Path) -> No
     contents = read_all(store)
     with refuses(StorageError, f"{mounted}/store"):
         write(store, np.arange(500, ROWS), 2)
-    found, records = read_all(store)
-    assert found[:1000].all()
+    written, records = read_all(store)
+    assert written[:1000].all()
     np.testing.assert_array_equal(records[:500], random_records(np.arange(500), RECORD_BYTES, 1))
     store.check()
     store.restore(mounted / "checkpoint", manifest)

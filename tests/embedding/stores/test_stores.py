@@ -118,10 +118,10 @@ def test_reads_of_every_order_and_depth_return_what_was_written(tmp_path: Path, 
     records = random_records(rows, 260, 1)
     store.write(rows, records)
     store.flush()
-    for wanted in (rows, rows[::-1].copy(), generator.permutation(rows)[:5000], rows[::15].copy(), rows[:1]):
-        out = np.empty((len(wanted), 260), np.uint8)
-        assert store.read(wanted, out).all()
-        np.testing.assert_array_equal(out, records[wanted])
+    for order in (rows, rows[::-1].copy(), generator.permutation(rows)[:5000], rows[::15].copy(), rows[:1]):
+        out = np.empty((len(order), 260), np.uint8)
+        assert store.read(order, out).all()
+        np.testing.assert_array_equal(out, records[order])
     store.close()
 
 
