@@ -1,4 +1,4 @@
-"""The kernels that measure memory read what they say they read."""
+"""Test that the kernels that measure memory bandwidth read the stated memory."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from stratarec.kernels.bandwidth import read_blocks, reference_sum_parts, refere
 
 
 def values(count: int) -> np.ndarray:
-    # Small whole numbers: float32 sums are exact in any order.
+    # With small integers float32 sums are exact in any order.
     return np.random.default_rng(0).integers(-8, 8, count).astype(np.float32)
 
 
-def test_sums_of_parts_are_those_of_the_reference() -> None:
+def test_sums_of_parts_match_the_reference() -> None:
     flat = values(16 * 1000)
     result = sum_parts(flat)
     np.testing.assert_array_equal(result, reference_sum_parts(flat, len(result)))
 
 
 @pytest.mark.parametrize("width", [16, 33])
-def test_sums_of_rows_are_those_of_the_reference(width: int) -> None:
+def test_sums_of_rows_match_the_reference(width: int) -> None:
     flat = values(500 * width)
     rows = np.random.default_rng(1).integers(0, 500, 16 * 64, dtype=np.uint64)
     result = sum_rows(flat, rows, width=width)
     np.testing.assert_array_equal(result, reference_sum_rows(flat, rows, width, len(result)))
 
 
-def test_a_row_outside_is_refused() -> None:
+def test_a_row_out_of_range_is_refused() -> None:
     with refuses(ConfigError, "row 4 width 3 12"):
         sum_rows(values(12), np.array([4], dtype=np.uint64), width=3)
 
 
-def test_blocks_are_read_and_the_first_that_is_not_whole_ends_it(tmp_path: Path) -> None:
+def test_blocks_are_read_until_the_first_incomplete_one(tmp_path: Path) -> None:
     content = os.urandom(10_000)
     (tmp_path / "file").write_bytes(content)
     descriptor = os.open(tmp_path / "file", os.O_RDONLY)

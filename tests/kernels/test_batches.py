@@ -1,4 +1,4 @@
-"""Kernels that make batches: exactly what the plain reference gives."""
+"""Compare the kernels that build batches with the plain reference; results must be equal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ bag = st.lists(st.integers(0, 99), max_size=4)
 
 
 def column(bags: list[list[int]]) -> collate.Lists:
-    """The bags as a list column whose values lie in reverse order, so that starts do not rise."""
+    """Return the bags as a list column with values in reverse order, so that starts do not rise."""
     length = np.array([len(one) for one in bags], dtype=np.int64)
     values = np.array([one for found in reversed(bags) for one in found], dtype=np.int32)
     return collate.Lists(start=length.sum() - length.cumsum(), length=length, values=values)
@@ -34,7 +34,7 @@ def split(values: np.ndarray, offsets: np.ndarray) -> list[list[int]]:
 @given(st.lists(st.integers(0, 9), max_size=30))
 def test_pointers_are_numbered_by_first_appearance(pointers: list[int]) -> None:
     place = np.full(10, -1, dtype=np.int32)
-    for _ in range(2):  # the scratch must be clean again
+    for _ in range(2):  # the scratch memory must be cleared after each call
         numbers = np.array(pointers, dtype=np.int32)
         used = collate.number_pointers(numbers, place)
         assert (numbers.tolist(), used.tolist()) == collate.reference_number_pointers(pointers)
@@ -68,7 +68,7 @@ def test_rows_are_spread_by_column(width: int, paired: bool, ids: int, rows: lis
 @pytest.mark.interpreted
 @fast
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=9), st.integers(0, 2), st.randoms())
-def test_runs_are_filled_and_put_in_order(sizes: list[int], column: int, draws: Random) -> None:
+def test_runs_are_filled_and_ordered(sizes: list[int], column: int, draws: Random) -> None:
     runs, total = list(range(len(sizes))), sum(sizes)
     words = np.full((total, 3), -7, dtype=np.int32)
     collate.fill_runs(words, column, np.array(runs, dtype=np.int32), np.array(sizes, dtype=np.int32))
@@ -84,7 +84,7 @@ def test_runs_are_filled_and_put_in_order(sizes: list[int], column: int, draws: 
 @pytest.mark.interpreted
 @fast
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=12))
-def test_joined_windows_keep_their_values_and_no_others(windows: list[tuple[int, int]]) -> None:
+def test_joined_windows_keep_only_their_values(windows: list[tuple[int, int]]) -> None:
     start, length = (np.array([window[part] for window in windows], dtype=np.int64) for part in (0, 1))
     lists = collate.Lists(start=start, length=length, values=np.arange(18, dtype=np.int32))
     moved, sizes, values = collate.join_windows(lists, np.arange(len(windows)))
@@ -99,7 +99,9 @@ def test_joined_windows_keep_their_values_and_no_others(windows: list[tuple[int,
 @pytest.mark.interpreted
 @fast
 @given(st.integers(0, 3), st.integers(0, 2), st.integers(1, 6), st.booleans(), st.data())
-def test_bags_of_rows_are_the_reference(width: int, lists: int, size: int, missing: bool, data: st.DataObject) -> None:
+def test_bags_of_rows_match_the_reference(
+    width: int, lists: int, size: int, missing: bool, data: st.DataObject
+) -> None:
     ids = data.draw(st.lists(st.lists(st.integers(-1 if missing else 0, 9), min_size=width, max_size=width),
                              min_size=size, max_size=size))  # fmt: skip
     bags = [data.draw(st.lists(bag, min_size=size, max_size=size)) for _ in range(lists)]
@@ -118,7 +120,7 @@ def test_bags_of_rows_are_the_reference(width: int, lists: int, size: int, missi
 @fast
 @given(st.lists(st.tuples(st.lists(st.lists(bag, min_size=3, max_size=3), min_size=1, max_size=2),
                           st.none() | st.lists(st.integers(0, 2), max_size=5)), min_size=1, max_size=3))  # fmt: skip
-def test_joined_bags_are_the_reference(parts: list[tuple[list[list[list[int]]], list[int] | None]]) -> None:
+def test_joined_bags_match_the_reference(parts: list[tuple[list[list[list[int]]], list[int] | None]]) -> None:
     given_, expected = [], []
     for features, rows in parts:
         one = column([actual for bags in features for actual in bags])
@@ -138,7 +140,7 @@ def test_joined_bags_are_the_reference(parts: list[tuple[list[list[list[int]]], 
 
 
 @pytest.mark.interpreted
-def test_places_outside_are_reported() -> None:
+def test_positions_out_of_range_are_reported() -> None:
     assert collate.outside(np.array([0, 2, 1]), 3) == -1
     assert collate.outside(np.array([0, 3, -1]), 3) == 1
     assert collate.outside(np.array([0, -1, 3], dtype=np.int32), 3) == 1

@@ -1,4 +1,4 @@
-"""Blocks of checksummed cells against plain Python."""
+"""Compare blocks of checksummed cells with plain Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shape_of(record_bytes: int, tag_words: int, segment_blocks: int = 8) -> Shap
 
 
 def filled(shape: Shape, blocks: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Blocks with `count` records, sealed as blocks 100, 101 ... of segment 7; their rows and records."""
+    """Return blocks with `count` records, sealed as blocks 100, 101 ... of segment 7, with their rows and records."""
     words = np.zeros(blocks * shape.block_words, np.uint64)
     generator = np.random.default_rng(0)
     rows = generator.permutation(2**20)[:count]
@@ -45,7 +45,7 @@ def filled(shape: Shape, blocks: int, count: int) -> tuple[np.ndarray, np.ndarra
 
 
 @pytest.mark.parametrize(("record_bytes", "tag_words", "blocks"), [(37, 1, 3), (700, 2, 4), (5000, 1, 2)])
-def test_blocks_are_packed_and_sealed_as_the_reference_does(record_bytes: int, tag_words: int, blocks: int) -> None:
+def test_blocks_are_packed_and_sealed_like_the_reference(record_bytes: int, tag_words: int, blocks: int) -> None:
     shape = shape_of(record_bytes, tag_words, blocks)
     block_bytes, per_block = shape.block_words * 8, shape.per_block
     words, rows, records = filled(shape, blocks, blocks * per_block - per_block // 2)
@@ -63,7 +63,7 @@ def test_blocks_are_packed_and_sealed_as_the_reference_does(record_bytes: int, t
 
 
 @pytest.mark.parametrize(("record_bytes", "tag_words"), [(4080, 1), (1000, 1), (30, 2)])
-def test_the_checksums_see_every_byte_and_the_place(record_bytes: int, tag_words: int) -> None:
+def test_the_checksums_depend_on_every_byte_and_the_position(record_bytes: int, tag_words: int) -> None:
     shape = shape_of(record_bytes, tag_words)
     words, _, _ = filled(shape, 1, max(shape.per_block - 1, 1))
     assert cpu.first_damaged(words, shape, 1, np.uint64(7), 100) == -1

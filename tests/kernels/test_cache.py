@@ -1,4 +1,4 @@
-"""The cache kernel against the plain one: same slots, same moves, whatever the batches."""
+"""Compare the cache kernel with the plain cache: same slots and moves for any batches."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ batches = st.lists(
     shape=st.sampled_from([(1, 1, 4), (2, 1, 8), (3, 2, 32), (7, 20, 2)]),
     lookahead=st.integers(0, 3),
 )
-def test_moves_are_those_of_the_plain_cache(batches, policy, shape, lookahead):
+def test_moves_match_the_plain_cache(batches, policy, shape, lookahead):
     place = layout(policy, *shape)
     state, workspace = cache.CacheState.empty(place), cache.StageWorkspace()
     plain = [TableCache(*shape, policy) for _ in range(2)]
@@ -97,7 +97,7 @@ def test_moves_are_those_of_the_plain_cache(batches, policy, shape, lookahead):
             return
 
 
-def test_a_slot_in_use_is_never_a_victim():
+def test_a_slot_in_use_is_never_evicted():
     place = layout("lru", 1, 1, 4)
     state, workspace = cache.CacheState.empty(place), cache.StageWorkspace()
 
@@ -145,7 +145,7 @@ def test_a_bad_id_is_reported_and_nothing_moves():
 
 
 @pytest.mark.parametrize("full", [0, 1, 2])
-def test_initial_values_are_those_of_a_table_in_memory(full):
+def test_initial_values_match_a_table_in_memory(full):
     place = layout("lru", 4, 1, 4)
     expected = np.empty((ROWS[1], 4), dtype=np.float32)
     fill_uniform(expected, key=table_key(3, "b"), low=-0.25, high=0.25)

@@ -1,4 +1,4 @@
-"""Half floats, unaligned memory and noise of the codec kernels."""
+"""Test half floats, unaligned memory and noise of the codec kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def floats_of(halves, out):
 
 @njit
 def move(source, target, first):
-    """Copy a float32 and a uint16 from and to any byte."""
+    """Copy a float32 and a uint16 between any byte positions."""
     bits.store_f32(target, np.uint64(first + 1), bits.load_f32(source, np.uint64(first)))
     bits.store_u16(target, np.uint64(first + 5), bits.load_u16(source, np.uint64(first + 4)))
 
@@ -46,14 +46,14 @@ def words_of(base, out):
         out[d] = words(base, np.uint64(d))
 
 
-def test_every_half_float_becomes_its_float() -> None:
+def test_every_half_float_converts_to_its_float() -> None:
     halves = np.arange(1 << 16, dtype=np.uint16)
     actual = np.empty(1 << 16, dtype=np.float32)
     floats_of(halves, actual)
     np.testing.assert_array_equal(actual, halves.view(np.float16).astype(np.float32))
 
 
-def test_floats_become_the_nearest_half_ties_to_even() -> None:
+def test_floats_convert_to_the_nearest_half_with_ties_to_even() -> None:
     finite = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
     ties = (finite[:-1] + finite[1:]) / 2
     values = np.concatenate([finite, ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(1e6))])
@@ -73,7 +73,7 @@ def test_memory_is_read_and_written_at_any_byte(first: int) -> None:
     assert (np.delete(target, np.arange(first + 1, first + 7)) == 0xA5).all()
 
 
-def test_offsets_are_rounded_down_and_scales_up_between_all_halves() -> None:
+def test_offsets_are_rounded_down_and_scales_up() -> None:
     finite = np.arange(0x7C00, dtype=np.uint16).view(np.float16)
     exact = np.concatenate([-finite[::-1], finite[1:]]).astype(np.float32)
     between = exact[:-1] + (exact[1:] - exact[:-1]) * np.float32(0.3)
@@ -97,7 +97,7 @@ def test_a_scale_beyond_half_floats_is_refused() -> None:
     assert not parameters_of(np.float32(0), np.float32(65505 * 15), np.float32(15), records)[2]
 
 
-def test_noise_equals_the_reference() -> None:
+def test_noise_matches_the_reference() -> None:
     key, write = 0xFEDCBA9876543210, 77
     base = mix(key ^ mix((write * 0x9E3779B97F4A7C15 + 1) & (2**64 - 1)))
     actual = np.empty(1000, dtype=np.uint32)
@@ -105,7 +105,7 @@ def test_noise_equals_the_reference() -> None:
     np.testing.assert_array_equal(actual, noise(key, write, range(1000)))
 
 
-def test_noise_is_uniform_and_unrelated_between_keys_writes_and_columns() -> None:
+def test_noise_is_uniform_and_uncorrelated_between_keys_writes_and_columns() -> None:
     rows, columns = 512, 64
     grid = np.stack([plain_unit(noise(key, 1, range(columns))) for key in range(rows)]).astype(np.float64)
     counts, _ = np.histogram(grid, bins=20, range=(0, 1))
@@ -115,7 +115,7 @@ def test_noise_is_uniform_and_unrelated_between_keys_writes_and_columns() -> Non
     for other in (np.roll(grid, 1, axis=0), np.roll(grid, 1, axis=1), later):
         # The correlation of independent numbers has a standard deviation of 1 / sqrt(their number).
         assert abs(np.corrcoef(grid.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(grid.size)
-    # Neighbouring columns differ by a constant before mixing; their sums must still look like sums of two uniforms.
+    # Adjacent columns differ by a constant before mixing. Their sums must still look like sums of two uniform numbers.
     pairs, _, _ = np.histogram2d(grid[:, :-1].ravel(), grid[:, 1:].ravel(), bins=8, range=((0, 1), (0, 1)))
     expected = pairs.sum() / 64
     assert ((pairs - expected) ** 2 / expected).sum() < 107  # 63 degrees of freedom, p below 0.001

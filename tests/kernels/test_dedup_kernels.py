@@ -1,4 +1,6 @@
-"""Kernels of deduplicated batches: exactly what the plain reference gives, at one thread and at two."""
+"""Compare the kernels of deduplicated batches with the plain reference, with one thread and with two; results must be
+equal.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def test_runs_end_where_some_inverse_changes(samples: list[tuple[int, int]]) -> 
 
 
 def changes(samples: Sequence[Sequence[int]]) -> list[int]:
-    """Places where neighbouring samples differ, from 0 to their number."""
+    """Return the positions where adjacent samples differ, from 0 to the number of samples."""
     return [b for b in range(len(samples)) if not b or samples[b] != samples[b - 1]] + [len(samples)]
 
 
@@ -36,7 +38,7 @@ def changes(samples: Sequence[Sequence[int]]) -> list[int]:
     ("width", "spans"), [(7, [(2, 3)]), (40, [(0, 17), (17, 3), (30, 10)]), (33, [(0, 33)]), (64, [(48, 16)])]
 )
 @pytest.mark.parametrize("starts", [[0, 50], list(range(51)), [0, 1, 9, 20, 21, 49, 50]])
-def test_expand_and_fold_are_the_reference_bitwise(
+def test_expand_and_fold_match_the_reference_bitwise(
     threads: int, width: int, spans: list[tuple[int, int]], starts: list[int]
 ) -> None:
     draws = torch.Generator().manual_seed(width)
@@ -58,7 +60,7 @@ def test_expand_and_fold_are_the_reference_bitwise(
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("width", [16, 37])
-def test_sums_of_rows_are_the_reference_bitwise(threads: int, width: int) -> None:
+def test_sums_of_rows_match_the_reference_bitwise(threads: int, width: int) -> None:
     draws = torch.Generator().manual_seed(width)
     gradient, inverse = torch.randn(60, width, generator=draws), torch.randint(0, 9, (60,), generator=draws).int()
     kept = torch.get_num_threads()
@@ -72,7 +74,7 @@ def test_sums_of_rows_are_the_reference_bitwise(threads: int, width: int) -> Non
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("width", [16, 19])
-def test_windows_gather_and_scatter_as_the_reference_bitwise(threads: int, width: int) -> None:
+def test_windows_gather_and_scatter_like_the_reference_bitwise(threads: int, width: int) -> None:
     draws = torch.Generator().manual_seed(width)
     values, longest = 23, 6
     length = torch.randint(0, longest + 1, (40,), generator=draws)

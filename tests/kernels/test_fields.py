@@ -1,4 +1,4 @@
-"""Records of delimited text against plain Python."""
+"""Compare the splitting of delimited text with plain Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stratarec.kernels import csv_records
 @given(st.text(alphabet='a,"\n\r', max_size=24), st.booleans())
 @example('"a"\rb\n', True)
 @example('a""b\n"""",""\n', True)
-def test_records_are_those_of_the_reference(text: str, quoted: bool) -> None:
+def test_records_match_the_reference(text: str, quoted: bool) -> None:
     content = text.encode()
     actual = csv_records.split(np.frombuffer(content, np.uint8), ord(","), ord('"') if quoted else -1)
     expected = csv_records.reference_split(content, b",", b'"' if quoted else b"")
@@ -29,7 +29,7 @@ CELL = st.text(alphabet='ab,"\n é', max_size=5)
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.lists(CELL, min_size=2, max_size=4), max_size=6))
-def test_what_python_writes_has_no_fault(rows: list[list[str]]) -> None:
+def test_text_that_python_writes_has_no_errors(rows: list[list[str]]) -> None:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     result = csv_records.split(np.frombuffer(text.getvalue().encode(), np.uint8), ord(","), ord('"'))
@@ -42,7 +42,7 @@ def test_what_python_writes_has_no_fault(rows: list[list[str]]) -> None:
 @example("07", True)
 @example("-07", True)
 @example('"07",1\n', True)
-def test_leading_zeros_are_those_of_the_reference(text: str, quoted: bool) -> None:
+def test_leading_zeros_match_the_reference(text: str, quoted: bool) -> None:
     quote = '"' if quoted else ""
     expected = text_source.reference_has_leading_zeros(text.encode(), b",", quote.encode())
     assert text_source.has_leading_zeros(text.encode(), ",", quote) == expected

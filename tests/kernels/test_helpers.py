@@ -1,4 +1,6 @@
-"""Helpers of a kernel: nobody waits for one that has not come, and everybody for one that is at work."""
+"""Test helper threads of a kernel: the kernel does not wait for a helper that has not started, but for one that is
+working.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +38,15 @@ def count(team: Any, done: Any, members: Any) -> None:
 
 @njit(**UNCACHED)
 def meet(member, work, met, result):
-    """Return from nobody's part before two have come; the second then works on alone."""
+    """Wait until two members have started. The second one continues to compute after the first has returned."""
     atomics.add(met, 0, 1)
     while atomics.read(met, 0) < 2:
         atomics.pause()
     if member == 1:
-        actual = np.uint64(1)
+        value = np.uint64(1)
         for _ in range(work):
-            actual = actual * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-        result[0] = actual
+            value = value * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+        result[0] = value
 
 
 @njit(nogil=True)
@@ -52,8 +54,8 @@ def meeting(team: Any, work: Any, result: Any) -> None:
     run_team(team, meet, (work, np.zeros(1, np.int64), result))
 
 
-def counted(team: Team, tasks: int = 500) -> Any:
-    """Check that every task was done once; how often each member came."""
+def member_counts(team: Team, tasks: int = 500) -> Any:
+    """Check that every task was done once, and return how often each member took part."""
     done, members = np.zeros(tasks, dtype=np.int64), np.zeros(team.threads, dtype=np.int64)
     count(team, done, members)
     assert done.tolist() == [1] * tasks
@@ -69,17 +71,17 @@ def own(threads: int) -> Team:
 @pytest.mark.parametrize("threads", [2, 3, 7])
 def test_every_task_is_done_once_by_any_members(threads: int) -> None:
     for _ in range(300):
-        counted(own(threads))
+        member_counts(own(threads))
 
 
-def test_nobody_waits_for_a_helper_that_does_not_come() -> None:
-    """The leader rings for one that never wakes; under OpenMP it would wait for ever."""
+def test_a_helper_that_does_not_start_is_not_waited_for() -> None:
+    """The leader wakes a helper that never starts. OpenMP would wait for it forever."""
     board = np.zeros(workers.WORDS, dtype=np.int64)
     listen, ring = os.pipe()
     board[workers.HELPERS] = 1
     board[workers.FIRST_HELPER + workers.ASLEEP], board[workers.FIRST_HELPER + workers.RING] = 1, ring
     board[workers.FIRST_HELPER + workers.THREAD] = 2**30
-    assert counted(Team(0, 2, board)).tolist() == [1, 0]
+    assert member_counts(Team(0, 2, board)).tolist() == [1, 0]
     assert os.read(listen, 100) == np.ones(1, dtype=np.int64).tobytes(), "the helper was rung for"
     os.close(listen)
     os.close(ring)
@@ -87,7 +89,7 @@ def test_nobody_waits_for_a_helper_that_does_not_come() -> None:
 
 def test_a_late_helper_finds_the_job_closed() -> None:
     board = np.zeros(workers.WORDS, dtype=np.int64)
-    counted(Team(0, 2, board))
+    member_counts(Team(0, 2, board))
     job = workers.FIRST_JOB
     assert board[job + workers.FUNCTION] != 0, "what the leader wrote is still there"
     for state in (board[job], workers.TAKEN, workers.TAKEN | workers.PLACE, workers.TAKEN | workers.OPEN):
@@ -97,8 +99,8 @@ def test_a_late_helper_finds_the_job_closed() -> None:
 
 
 @pytest.mark.parametrize("work", [0, 1000, 30_000_000])
-def test_a_helper_at_work_is_waited_for(work: int) -> None:
-    """With much work the leader tires of spinning, sleeps, and is woken."""
+def test_a_working_helper_is_waited_for(work: int) -> None:
+    """With much work the leader stops spinning, sleeps, and is woken."""
     seed = 1
     for _ in range(work if work <= 1000 else 0):
         seed = (seed * 6364136223846793005 + 1442695040888963407) % 2**64
@@ -109,11 +111,11 @@ def test_a_helper_at_work_is_waited_for(work: int) -> None:
     assert not HELPERS.board[workers.FIRST_JOB : workers.FIRST_HELPER : workers.LINE].any(), "every line was given back"
 
 
-def test_helpers_that_were_stopped_are_done_without() -> None:
+def test_the_kernel_completes_without_stopped_helpers() -> None:
     helpers = Helpers()
-    assert counted(Team(0, 3, helpers.ready(2))).sum() >= 1
+    assert member_counts(Team(0, 3, helpers.ready(2))).sum() >= 1
     helpers.stop()
-    assert counted(Team(0, 3, helpers.ready(2))).tolist() == [1, 0, 0]
+    assert member_counts(Team(0, 3, helpers.ready(2))).tolist() == [1, 0, 0]
 
 
 TRAIN = """
@@ -152,8 +154,8 @@ def test_pauses_and_other_numbers_of_threads_give_the_same_bits() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forked_child_has_helpers_of_its_own() -> None:
-    """Those of its parent do not exist there, nor do torch's threads, in the middle of other threads' kernels."""
+def test_a_forked_child_has_its_own_helpers() -> None:
+    """A child that is forked while other threads run kernels has neither its parent's helpers nor torch's threads."""
     output = script("""
 before = train(rest=0.02)
 other = threading.Thread(target=lambda: [train() for _ in range(5)])

@@ -1,4 +1,4 @@
-"""Kernels that number, check and sort ids give what their references give."""
+"""Compare the kernels that number, check and sort ids with their references."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ DRAWS = np.random.default_rng(3)
         [5] * 9,
         list(range(40, 0, -1)),
         (300 * DRAWS.random(500) ** 3).astype(int).tolist(),
-        # One slot of the table for many, and the ends of the range.
+        # Many ids share one slot of the hash table; then the ends of the range.
         [1 << 20, 0, 3 << 20, 1 << 20, 2**31 - 1, 0],
     ],
 )
-def test_numbers_are_those_of_the_reference(ids: list[int], dtype: torch.dtype) -> None:
+def test_numbers_match_the_reference(ids: list[int], dtype: torch.dtype) -> None:
     given = torch.tensor(ids, dtype=dtype)
     distinct, places = number_distinct(given)
     assert (distinct.tolist(), places.tolist()) == reference_number_distinct(given)
@@ -44,7 +44,7 @@ def test_large_ids_are_distinguished() -> None:
 
 
 def layout(rows: list[int]) -> GroupLayout:
-    """A pooled feature a table, tables one after another."""
+    """Return a layout with one pooled feature per table."""
     count, zeros = len(rows), np.zeros(len(rows), dtype=np.int64)
     return GroupLayout(
         width=4, base=np.cumsum([0, *rows[:-1]]), rows=np.array(rows), column=zeros, mean=zeros, sequence=zeros,
@@ -67,7 +67,7 @@ def test_rows_of_a_batch_are_marked(singles: bool) -> None:
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
 @pytest.mark.parametrize("singles", [False, True])
-def test_the_first_id_outside_its_table_is_reported(singles: bool, kind: type) -> None:
+def test_the_first_id_out_of_range_is_reported(singles: bool, kind: type) -> None:
     rows, size = [13, 1, 70], 25
     group, values = layout(rows), np.repeat(np.array(rows) - 1, size).astype(kind)
     offsets = None if singles else np.arange(len(values) + 1)
@@ -76,7 +76,7 @@ def test_the_first_id_outside_its_table_is_reported(singles: bool, kind: type) -
     for place, wrong in ((74, 70), (30, 1), (3, -1)):
         values[place] = wrong
         assert first_outside(group, bags) == place
-    # Bags behind the filled ones are not looked up; in a jagged batch they are empty.
+    # Bags behind the filled ones are not looked up. In a jagged batch they are empty.
     few = BagBatch(
         values=values, offsets=offsets, weights=None, batch=size, key=np.arange(3), filled=np.array([3, 5, 24])
     )
@@ -97,7 +97,7 @@ def sort(ids: Any, lookups: Any, limit: Any, own: Any) -> Any:
 @pytest.mark.parametrize(
     ("lookups", "rows"), [(1, 1), (2, 9), (24, 10**6), (25, 2), (64, 10**6), (MANY, 100), (MANY, 10**9)]
 )
-def test_lookups_come_by_row_and_then_by_position(lookups: int, rows: int, kind: Any) -> None:
+def test_lookups_are_sorted_by_row_and_then_by_position(lookups: int, rows: int, kind: Any) -> None:
     draws = np.random.default_rng(lookups)
     arrays = workspace.ScratchArrays()
     own = arrays.fit(2, lookups, 4, np.dtype(kind))

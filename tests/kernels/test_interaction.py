@@ -1,4 +1,4 @@
-"""The fused interaction and the noise against their references."""
+"""Compare the fused interaction and the noise with their references."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from stratarec.kernels.random.reference import mix, uniform_row
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize(("batch", "features"), sized([(0, 2), (1, 1), (17, 3), (17, 27)], [(3, 1), (3, 3)]))
-@pytest.mark.parametrize("width", [3, 16])  # kernels are compiled for each, of 16 before tests
+@pytest.mark.parametrize("width", [3, 16])  # kernels are compiled for each width; the other tests use width 16
 @pytest.mark.parametrize("dense", [True, False])
-def test_interaction_and_gradients_equal_the_reference(batch: int, features: int, width: int, dense: bool) -> None:
+def test_interaction_and_gradients_match_the_reference(batch: int, features: int, width: int, dense: bool) -> None:
     torch.manual_seed(0)
     front = torch.randn(batch, width, requires_grad=True) if dense else None
     pooled = torch.randn(batch, features, width, requires_grad=True)
@@ -51,7 +51,7 @@ def test_interaction_and_gradients_equal_the_reference(batch: int, features: int
         [("0", [0, 5, 6, 9]), ("0110", [0, 5, 6, 9])],
     ),
 )  # fmt: skip
-def test_products_of_runs_equal_the_reference_at_any_number_of_threads(
+def test_products_of_runs_match_the_reference_for_any_number_of_threads(
     shared: str, width: int, dense: bool, starts: list[int]
 ) -> None:
     torch.manual_seed(0)
@@ -94,7 +94,7 @@ def test_products_of_runs_refuse_other_shapes() -> None:
 @pytest.mark.parametrize("features", [1, 3])
 @pytest.mark.parametrize("front_type", [torch.float32, torch.bfloat16, None])
 @pytest.mark.parametrize("pooled_type", [torch.float32, torch.bfloat16])
-def test_interaction_takes_bfloat16_and_computes_in_float32(
+def test_interaction_accepts_bfloat16_and_computes_in_float32(
     features: int, front_type: torch.dtype | None, pooled_type: torch.dtype
 ) -> None:
     torch.manual_seed(1)
@@ -117,19 +117,19 @@ def test_interaction_takes_bfloat16_and_computes_in_float32(
 
 def test_noise_is_a_function_of_seed_table_and_row() -> None:
     key = table_key(3, "a")
-    whole, part = np.empty((9, 5), np.float32), np.empty((4, 5), np.float32)
-    fill_uniform(whole, key=key, low=-0.5, high=0.5)
+    table, part = np.empty((9, 5), np.float32), np.empty((4, 5), np.float32)
+    fill_uniform(table, key=key, low=-0.5, high=0.5)
     fill_uniform(part, key=key, first_row=5, low=-0.5, high=0.5)
-    np.testing.assert_array_equal(whole[5:], part)
+    np.testing.assert_array_equal(table[5:], part)
     for row in range(9):
-        np.testing.assert_array_equal(whole[row], uniform_row(key, row, 5, -0.5, 0.5))
+        np.testing.assert_array_equal(table[row], uniform_row(key, row, 5, -0.5, 0.5))
     assert len({key, table_key(3, "b"), table_key(4, "a")}) == 3
     values = np.array([0, 1, 2**63, 2**64 - 1], dtype=np.uint64)
     assert mix_array(values).tolist() == [mix(int(value)) for value in values]
 
 
 @pytest.mark.parametrize("features", [1, 2, 7])
-def test_pairs_on_a_device_and_their_gradients_equal_the_reference(features: int) -> None:
+def test_pairs_on_a_device_and_their_gradients_match_the_reference(features: int) -> None:
     vectors = torch.randn(5, features, 6, dtype=torch.float64)
     one, other = (vectors.clone().requires_grad_() for _ in range(2))
     pairs, expected = PairProducts.apply(one), plain(None, other)

@@ -1,4 +1,4 @@
-"""Kernels run by the interpreter, which checks every index; compiled code reads and writes beyond arrays silently."""
+"""Run kernels in the interpreter, which checks every index. Compiled code reads and writes out of range silently."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-# What the mark `interpreted` leaves out in these directories, and why:
-#   helpers, teams of several, OpenMP     threads that only compiled code can start
-#   blocks, bandwidth                     system calls on addresses
-#   distributions and whole ranges        a thousand times as slow, and no other index than the small cases
+# These tests have no mark `interpreted`: helpers, teams and OpenMP (threads that only compiled code can start), blocks
+# and bandwidth (system calls on addresses), distributions and full ranges (a thousand times slower, and no other
+# indices than in small cases).
 WHERE = ("kernels", "embedding/test_module.py")
 
 
 @pytest.mark.slow
-def test_kernels_give_the_same_without_the_compiler_and_index_nothing_that_is_not_there() -> None:
+def test_kernels_without_the_compiler_give_the_same_and_stay_in_range() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "interpreted"]
-    # NumPy warns of integers that wrap around, as hashes do.
+    # NumPy warns of integer overflow, which hashes rely on.
     command += ["-W", "ignore::RuntimeWarning", *(str(TESTS / place) for place in WHERE)]
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "NUMBA_NUM_THREADS": "1"}
     done = subprocess.run(

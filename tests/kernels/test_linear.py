@@ -1,4 +1,4 @@
-"""The layer whose inputs runs share, against putting the inputs together."""
+"""Compare the layer whose inputs are shared by runs with a layer on concatenated inputs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ COLUMNS = (torch.tensor([0, 3, 5, 6]), torch.tensor([1, 2, 4]))
 RUNS = [[0, SIZE], list(range(SIZE + 1)), [0, 1, 9, 20, 21, 49, 50]]
 
 
-def given(width: int, runs: int, padding: int = 1) -> list[Tensor]:
-    """Inputs of samples and of runs, zeros behind them, weight and bias."""
+def inputs_of(width: int, runs: int, padding: int = 1) -> list[Tensor]:
+    """Return inputs of samples and of runs with zeros behind them, weight and bias."""
     draws = torch.Generator().manual_seed(width)
     tensors = [torch.randn(*shape, generator=draws) for shape in ((SIZE, 4), (runs, 3), (width, 7), (width,))]
     tensors[:2] = [torch.nn.functional.pad(part, (0, padding)) for part in tensors[:2]]
@@ -27,8 +27,8 @@ def given(width: int, runs: int, padding: int = 1) -> list[Tensor]:
 @pytest.mark.parametrize("width", [3, 16])
 @pytest.mark.parametrize("starts", RUNS)
 @pytest.mark.parametrize("relu", [False, True])
-def test_layer_and_gradients_are_the_reference(threads: int, width: int, starts: list[int], relu: bool) -> None:
-    inputs, places = given(width, len(starts) - 1), torch.tensor(starts)
+def test_layer_and_gradients_match_the_reference(threads: int, width: int, starts: list[int], relu: bool) -> None:
+    inputs, places = inputs_of(width, len(starts) - 1), torch.tensor(starts)
     gradient = torch.randn(SIZE, width, generator=torch.Generator().manual_seed(1))
     expected = reference_run_linear(*inputs, COLUMNS, places, relu=relu)
     theirs = torch.autograd.grad(expected, inputs, gradient)
@@ -40,7 +40,7 @@ def test_layer_and_gradients_are_the_reference(threads: int, width: int, starts:
     finally:
         torch.set_num_threads(kept)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-    # A sum within rounding of zero may be rectified on one side alone, where its gradient then is not.
+    # A sum that is zero up to rounding may be positive on one side only, and then the gradients differ.
     assert bool(((actual > 0) == (expected > 0)).all())
     for one, other, name in zip(mine, theirs, ("own", "common", "weight", "bias"), strict=True):
         used = {"own": 4, "common": 3}.get(name)
@@ -49,7 +49,7 @@ def test_layer_and_gradients_are_the_reference(threads: int, width: int, starts:
 
 @pytest.mark.parametrize("width", [3, 16])
 def test_bfloat16_is_the_sum_rounded_once_more(width: int) -> None:
-    inputs, starts = given(width, 6), RUNS[2]
+    inputs, starts = inputs_of(width, 6), RUNS[2]
     gradient = torch.randn(SIZE, width, generator=torch.Generator().manual_seed(1)).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = run_linear(*inputs, COLUMNS, torch.tensor(starts), relu=True)
@@ -60,7 +60,7 @@ def test_bfloat16_is_the_sum_rounded_once_more(width: int) -> None:
     expected = (samples + torch.repeat_interleave(runs, torch.tensor(starts).diff(), dim=0)).relu().bfloat16()
     assert torch.equal(actual, expected)
     mine = torch.autograd.grad(actual, inputs, gradient)
-    # What is rectified is as it was found: rounding may put a sum that is nearly zero on either side.
+    # Use the kernel's own sign, because rounding may move a sum near zero to either side.
     passed = gradient.float() * (actual > 0)
     sums = torch.stack([part.sum(0) for part in passed.split(torch.tensor(starts).diff().tolist())])
     exact = (
@@ -78,11 +78,11 @@ def test_bfloat16_is_the_sum_rounded_once_more(width: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_what_is_no_number_is_not_rectified_to_zero(kind: torch.dtype) -> None:
+def test_nan_is_not_rectified_to_zero(kind: torch.dtype) -> None:
     own = torch.tensor([[1.0, float("nan")], [-1.0, 2.0]])
     weight, bias, columns = torch.eye(2), torch.zeros(2), (torch.tensor([0, 1]), torch.tensor([], dtype=torch.int64))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == torch.bfloat16):
         result = run_linear(own, torch.zeros(1, 0), weight, bias, columns, torch.tensor([0, 2]), relu=True)
-    # nan * 0 is nan: the first sample has no number anywhere.
+    # nan * 0 is nan, so the first sample has no finite output.
     assert result.isnan().tolist() == [[True, True], [False, False]]
     assert result[1].tolist() == [0.0, 2.0]

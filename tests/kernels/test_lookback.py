@@ -1,4 +1,4 @@
-"""Sliding counts of a click log against looking at every click."""
+"""Compare sliding counts of a click log with a reference that looks at every click."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECENT, WINDOW, MEMORY = 15, 40, 150
 
 
 def random_log(seed: int, clicks: int = 250) -> list[Click]:
-    """Few users and items, and many clicks at the same moment."""
+    """Return a log with few users and items, and many clicks at the same time."""
     draws = np.random.default_rng(seed)
     moments = np.sort(draws.integers(0, 2 * clicks, clicks)) // 3 * 3
     user, item, session = (draws.integers(1, n, clicks) for n in (6, 9, 12))
@@ -35,13 +35,13 @@ def as_clicks(log: list[Click]) -> Clicks:
         users=hashes([click.user for click in log]),
         sessions=hashes([click.session for click in log]),
         items=hashes([click.item for click in log]),
-        contexts=hashes([click.contexts for click in log]).reshape(len(log), 2),  # of 0 it is 0
+        contexts=hashes([click.contexts for click in log]).reshape(len(log), 2),  # the hash of 0 is 0
     )
 
 
-def piecewise(log: list[Click], shown: np.ndarray, cuts: list[int]) -> np.ndarray:
+def count_in_pieces(log: list[Click], shown: np.ndarray, cuts: list[int]) -> np.ndarray:
     lookback = Lookback(recent=RECENT, window=WINDOW, memory=MEMORY, second=2, contexts=2)
-    hashes = mix_array(shown.astype(np.uint64))  # of 0 it is 0
+    hashes = mix_array(shown.astype(np.uint64))  # the hash of 0 is 0
     edges = [0, *cuts, len(log)]
     parts = [lookback.features(as_clicks(log[first:last]), hashes[first:last]) for first, last in pairwise(edges)]
     return np.concatenate(parts)
@@ -49,12 +49,12 @@ def piecewise(log: list[Click], shown: np.ndarray, cuts: list[int]) -> np.ndarra
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("seed", [0, 1])
-def test_counts_are_those_of_looking_at_every_earlier_click(seed: int) -> None:
+def test_counts_match_looking_at_every_earlier_click(seed: int) -> None:
     log = random_log(seed)
     shown = np.random.default_rng(seed).integers(0, 9, (len(log), 3))
-    # Pieces may not part clicks of one moment.
+    # Pieces must not separate clicks at the same time.
     cuts = [n for n in range(1, len(log)) if log[n].time != log[n - 1].time][::17]
-    actual = piecewise(log, shown, cuts)
+    actual = count_in_pieces(log, shown, cuts)
     assert actual.shape == (len(log), 3, len(FEATURES) + 2)
     for n, click in enumerate(log):
         for k, item in enumerate(shown[n]):
@@ -67,15 +67,15 @@ def test_counts_are_those_of_looking_at_every_earlier_click(seed: int) -> None:
 
 
 @pytest.mark.interpreted
-def test_what_comes_later_changes_nothing() -> None:
+def test_later_clicks_change_nothing() -> None:
     log = random_log(3)
     shown = np.random.default_rng(3).integers(1, 9, (len(log), 2))
     cut = next(n for n in range(100, len(log)) if log[n].time != log[n - 1].time)
-    whole, part = piecewise(log, shown, []), piecewise(log[:cut], shown[:cut], [])
+    whole, part = count_in_pieces(log, shown, []), count_in_pieces(log[:cut], shown[:cut], [])
     np.testing.assert_array_equal(whole[:cut], part)
 
 
-def test_memory_stays_with_the_window() -> None:
+def test_memory_is_bounded_by_the_window() -> None:
     lookback = Lookback(recent=RECENT, window=WINDOW, memory=MEMORY, second=1, contexts=2)
     sizes = []
     for piece in range(30):

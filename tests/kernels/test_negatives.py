@@ -1,4 +1,6 @@
-"""Negatives of clicks: only clicks that may be drawn, all of them alike, and the same ones whatever the pieces."""
+"""Test negatives of clicks: only allowed clicks are drawn, all with the same probability, and pieces do not change the
+draws.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,8 @@ def test_only_following_clicks_of_other_users_in_the_same_split_are_drawn(
 
 
 @pytest.mark.parametrize("own", [2, 300])
-def test_every_candidate_is_as_likely(own: int) -> None:
-    # With 300 clicks of the same user among them most draws miss, and the window is gone through instead.
+def test_every_candidate_is_equally_likely(own: int) -> None:
+    # With 300 clicks of the same user in the window most draws fail, and the window is searched instead.
     users = np.array([1] + [1] * own + [2, 3, 4, 5, 6], dtype=np.uint64)
     log = np.arange(len(users)), users, np.zeros(len(users), dtype=np.int8)
     drawn = np.concatenate([draw(log, 0, 1, len(users), 4, number=number) for number in range(5000)]).ravel()
@@ -56,7 +58,7 @@ def test_every_candidate_is_as_likely(own: int) -> None:
 
 
 @pytest.mark.interpreted
-def test_no_click_at_all_and_no_negative_wanted() -> None:
+def test_no_clicks_and_no_negatives_are_allowed() -> None:
     empty = np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.int8)
     assert draw(empty, 0, 0, 10, 2).shape == (0, 2)
     assert draw(random_log(0, 5, 2, 1), 0, 5, 10, 0).shape == (5, 0)

@@ -1,4 +1,4 @@
-"""Rectangles that are copied between flat arrays."""
+"""Test rectangles that are copied between flat arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from stratarec.kernels import rectangles
 
 
-def test_copies_are_those_of_the_reference_both_ways() -> None:
+def test_copies_match_the_reference_in_both_directions() -> None:
     source = torch.randn(20, 30)
     actual = rectangles.parts_of(
         [(5, 7, 31, 30, 3, 9), (0, 4, 0, 30, 0, 4), (2, 30, 90, 30, 200, 30), (1, 1, 599, 1, 399, 1)]

@@ -1,4 +1,4 @@
-"""Rows of bytes against plain NumPy."""
+"""Compare rows of bytes with plain NumPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stratarec.kernels.bit_rows import reference
 @pytest.mark.interpreted
 @pytest.mark.parametrize("width", sized([1, 37, 260], [1, 37]))
 @pytest.mark.parametrize("count", sized([0, 1, 5000, 20_000], [0, 1, 70]))
-def test_gather_scatter_and_bits_equal_the_reference(width: int, count: int) -> None:
+def test_gather_scatter_and_bits_match_the_reference(width: int, count: int) -> None:
     generator = np.random.default_rng(0)
     rows = generator.permutation(20_001)[:count]
     array = generator.integers(0, 256, (20_001, width), np.uint8)

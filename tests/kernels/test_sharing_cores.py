@@ -1,4 +1,4 @@
-"""How many cores a process may use, and that what waits for a kernel changes no bit of it."""
+"""Test the number of cores that a process may use, and that waiting for a kernel changes no bit of its result."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ OTHER = "34 31 0:33 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset"
 
 
 def v1(group: str, quota: int) -> dict[str, str]:
-    """The files of a group with a quota of so many microseconds."""
+    """Create the files of a control group (version 1) with a quota in microseconds."""
     return {
         f"sys/fs/cgroup/cpu{group}/cpu.cfs_{name}_us": str(us) for name, us in (("quota", quota), ("period", 10**5))
     }
 
 
 def v2(**limits: str) -> dict[str, str]:
-    """The files of groups, a name for each, with underscores for slashes."""
+    """Create the files of control groups (version 2). Underscores in names stand for slashes."""
     return {f"sys/fs/cgroup/{name.replace('_', '/')}/cpu.max": limit for name, limit in limits.items()}
 
 
@@ -44,7 +44,7 @@ SYSTEMS: dict[str, tuple[str, str, str, dict[str, str], float]] = {
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_quota_is_the_least_of_a_groups_and_those_above(tmp_path: Path, system: str) -> None:
+def test_the_quota_is_the_minimum_of_a_group_and_its_ancestors(tmp_path: Path, system: str) -> None:
     mount, top, group, files, expected = SYSTEMS[system]
     given = {"proc/self/mountinfo": f"{OTHER}\n{mount.format(top=top)}\n", "proc/self/cgroup": f"9:pids:/\n{group}\n"}
     for name, text in {**given, **files}.items():

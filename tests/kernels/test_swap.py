@@ -1,4 +1,4 @@
-"""The swap against its plain form: the same records, slots and bits, whatever the codec and the width."""
+"""Compare the swap kernel with its plain form: the same records, slots and bits for any codec and width."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def group_of(width: int) -> GroupLayout:
 
 
 class Side:
-    """Level 0 and the home under it."""
+    """Level 0 and the home of its rows."""
 
     def __init__(self, form: RecordLayout) -> None:
         sizes = (form.width, 1, form.width * form.full_state)
@@ -84,7 +84,7 @@ def form_of(kind: str, width: int, full_state: int) -> RecordLayout:
 @pytest.mark.interpreted
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("width", "full_state"), [(64, 0), (5, 2)])
-def test_the_swap_moves_what_its_plain_form_moves(kind: str, width: int, full_state: int) -> None:
+def test_the_swap_moves_the_same_as_its_plain_form(kind: str, width: int, full_state: int) -> None:
     place, form = layout_of(), form_of(kind, width, full_state)
     state, workspace = cache.CacheState.empty(place), cache.StageWorkspace()
     plain, fused = Side(form), Side(form)
@@ -109,7 +109,7 @@ def test_the_swap_moves_what_its_plain_form_moves(kind: str, width: int, full_st
 
 
 @pytest.mark.interpreted
-def test_a_victim_that_the_codec_cannot_hold_is_named() -> None:
+def test_an_evicted_row_that_the_codec_cannot_represent_is_named() -> None:
     place, form = layout_of(), form_of("int8", 8, 0)
     state, workspace, side = cache.CacheState.empty(place), cache.StageWorkspace(), Side(form)
     for number in range(20):

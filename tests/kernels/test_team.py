@@ -1,4 +1,4 @@
-"""Teams of threads: the installed Numba can run them."""
+"""Test that the installed Numba can run teams of threads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def run(members, counter, numbers):
 
 
 def numbers_of(members: team.Team) -> list[int]:
-    """The number that each member took from a counter that starts at 1, or 0 where it never came."""
+    """Return the number that each member took from a counter that starts at 1, or 0 if the member did not run."""
     counter, numbers = np.ones(1, dtype=np.int64), np.zeros(members.threads, dtype=np.int64)
     run(members, counter, numbers)
     return [int(number) for number in numbers]
 
 
-def test_every_member_of_a_team_runs_once_and_takes_a_number_of_its_own() -> None:
+def test_every_member_of_a_team_runs_once_and_takes_a_unique_number() -> None:
     assert numbers_of(team.team_of(1)) == [1]
     if sys.platform == "linux":
         assert openmp.launcher(), "torch for Linux brings GNU's OpenMP"

@@ -1,4 +1,4 @@
-"""Sums of trees are those of the reference, and trees of any content are refused instead of read beyond arrays."""
+"""Compare sums of trees with the reference, and test that invalid trees are refused instead of read out of range."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ M, T, N, COLUMNS = 2, 5, 7, 3
 pytestmark = pytest.mark.interpreted
 
 
-def drawn(seed: int, trees: int = T) -> tuple[Array, Array, Array]:
-    """Rows, and trees whose nodes are complete binary trees, with thresholds and sets."""
+def draw(seed: int, trees: int = T) -> tuple[Array, Array, Array]:
+    """Return rows, and complete binary trees with thresholds and sets."""
     draws = np.random.default_rng(seed)
     nodes = np.full((M, T, N, FIELDS), -1, dtype=np.float32)
     nodes[:, :trees, :, 0] = draws.integers(-COLUMNS, COLUMNS, (M, trees, N))
@@ -34,8 +34,8 @@ def drawn(seed: int, trees: int = T) -> tuple[Array, Array, Array]:
 
 
 @pytest.mark.parametrize("trees", [0, 1, 3, T])
-def test_sums_are_those_of_the_reference(trees: int) -> None:
-    rows, nodes, leaves = drawn(trees, trees)
+def test_sums_match_the_reference(trees: int) -> None:
+    rows, nodes, leaves = draw(trees, trees)
     packed = pack_trees(nodes, COLUMNS)
     assert packed is not None
     sums = sum_trees(rows, packed, leaves)
@@ -51,10 +51,12 @@ BAD = (np.nan, np.inf, -np.inf, 1e30, -1e30, float(N), -float(N) - 2, 0.0, 0.5)
 @pytest.mark.parametrize(
     ("field", "value"), [(field, value) for field in (0, 2, 3, 4) for value in BAD if field < 4 or np.isfinite(value)]
 )
-def test_trees_of_any_content_end(field: int, value: float) -> None:
-    """With a node that does not exist, or that leads to itself. Files with numbers that are not finite are refused
-    before trees are used."""
-    rows, nodes, leaves = drawn(1)
+def test_invalid_trees_terminate(field: int, value: float) -> None:
+    """A node may not exist or lead to itself.
+
+    Files with numbers that are not finite are refused before trees are used.
+    """
+    rows, nodes, leaves = draw(1)
     nodes[0, 0, :, field] = value
     for _ in range(2):
         packed = pack_trees(nodes, COLUMNS)
@@ -67,7 +69,7 @@ def test_trees_of_any_content_end(field: int, value: float) -> None:
 
 @pytest.mark.parametrize("child", [(1, 1), (-1, -8), (0, 2), (2, 0)])
 def test_a_node_or_leaf_with_two_parents_is_refused(child: tuple[int, int]) -> None:
-    nodes = drawn(1)[1]
+    nodes = draw(1)[1]
     place, value = child
     nodes[0, 0, place, 2] = value
     assert pack_trees(nodes, COLUMNS) is None

@@ -1,4 +1,4 @@
-"""Ids that the index finds are those that a dictionary has."""
+"""Compare the ids of the index with those of a dictionary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def texts(values: list[bytes]) -> TextValues:
 
 
 def numbers(hashes: list[int], buckets: int, spread: int = 1) -> VocabularyKeys:
-    """Of a vocabulary whose values are `spread` positions apart."""
+    """Return a vocabulary of integers that are `spread` positions apart."""
     order = sorted(range(len(hashes)), key=hashes.__getitem__)
     places = np.array(order, dtype=np.int32) * spread
     return VocabularyKeys(np.array([hashes[place] for place in order], dtype=np.uint64), places, buckets, None)
@@ -26,7 +26,7 @@ def words(values: list[bytes], hashes: list[int], buckets: int) -> VocabularyKey
 
 
 def check(vocabularies: list[VocabularyKeys], asked: list[tuple[int, list[int], list[bytes] | None]]) -> list[int]:
-    """What each vocabulary has of hashes, and of the texts that have them; texts come last."""
+    """Look up the hashes of each vocabulary, and the texts that have them; texts come last."""
     ordered = sorted(range(len(asked)), key=lambda place: asked[place][2] is not None)
     starts = dict(zip(ordered, np.cumsum([0, *(len(asked[place][1]) for place in ordered)]), strict=False))
     query = Query(
@@ -43,8 +43,8 @@ def check(vocabularies: list[VocabularyKeys], asked: list[tuple[int, list[int], 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 9, 1000])
 @pytest.mark.parametrize("most", [2**64, 2**20, 64])
-def test_ids_are_those_of_a_dictionary(size: int, most: int) -> None:
-    """Of random keys, and of keys whose highest bits are equal."""
+def test_ids_match_a_dictionary(size: int, most: int) -> None:
+    """Keys are random, or have equal highest bits."""
     draws = np.random.default_rng(size)
 
     def keys(count: int) -> list[int]:

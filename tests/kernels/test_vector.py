@@ -1,4 +1,4 @@
-"""Rows in registers and teams: fixed orders of summation, stores past the caches, every task done once."""
+"""Test rows in registers and teams: fixed orders of summation, streaming stores, and every task done once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stratarec.kernels.runtime.team import BODY
 from stratarec.kernels.simd.vector import add, blocks, load, multiply, store, store_totals, stream, total
 
 U = np.uint64
-# The disk cache imports a module by name, which test modules do not have.
+# The disk cache imports a module by name, but test modules have none.
 UNCACHED = {**BODY, "cache": False}
 
 
@@ -33,7 +33,7 @@ def reducer(lanes: int) -> Any:
 
 
 def in_order(row: np.ndarray) -> np.float32:
-    """16 lanes, block after block, of which the last may be short, then halves."""
+    """Sum in 16 lanes, block by block (the last may be short), then by halves."""
     lanes = 16 if len(row) >= 16 else np.gcd(len(row), 16)
     result = row[:lanes].copy()
     for first in range(lanes, len(row), lanes):
@@ -46,7 +46,7 @@ def in_order(row: np.ndarray) -> np.float32:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("lanes", [1, 3, 4, 12, 15, 16, 20, 48, 100, 111, 127, 128])
-def test_sums_of_a_row_keep_their_order(lanes: int) -> None:
+def test_sums_of_a_row_have_a_fixed_order(lanes: int) -> None:
     rows = np.random.default_rng(lanes).standard_normal((4, lanes), dtype=np.float32)
     out = np.full(8, np.nan, dtype=np.float32)
     reducer(lanes)(rows.reshape(-1), out)
@@ -55,7 +55,7 @@ def test_sums_of_a_row_keep_their_order(lanes: int) -> None:
 
 
 @pytest.mark.interpreted
-def test_stores_past_the_caches_store_the_same() -> None:
+def test_streaming_stores_store_the_same() -> None:
     @njit
     def double(source: Any, target: Any, streamed: Any) -> None:
         for start in range(U(0), U(len(source)), U(32)):
@@ -72,7 +72,7 @@ def test_stores_past_the_caches_store_the_same() -> None:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("width", [3, 16, 33])
-def test_blocks_make_up_the_row(width: int) -> None:
+def test_blocks_add_up_to_the_row(width: int) -> None:
     lanes, whole = blocks(width)
     assert width % lanes == 0
     assert lanes <= 128

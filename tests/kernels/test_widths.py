@@ -1,8 +1,8 @@
-"""Kernels that hold rows in vector registers, at every width and for every instruction set.
+"""Test kernels that keep rows in vector registers, for every width and instruction set.
 
-The interpreter checks every index and every address, at every width. Compiled kernels run at one width, once for each
-instruction set that this processor has: which stores need an aligned address, and which conversions become calls of a
-library, depends on the set, and the process dies where the address is another one or the library is missing.
+The interpreter checks every index and address at every width. Compiled kernels run at one width, once for each
+instruction set of this processor. The set determines which stores need aligned addresses and which conversions call a
+library; the process crashes if an address is not aligned or the library is missing.
 """
 
 from __future__ import annotations
@@ -34,16 +34,19 @@ from stratarec.kernels.simd.vector import LANES, blocks
 from stratarec.kernels.update import Gradients, RowUpdate, Slots, UpdateWorkspace, reference, update
 
 TESTS = Path(__file__).parents[1]
-# 272 is 4 blocks of 68 floats, of which the second begins in the middle of a cache line, or 17 of 16.
+# 272 is 4 blocks of 68 floats, the second of which starts in the middle of a cache line, or 17 blocks of 16.
 EVERY = sized([272], [*range(1, 34), *range(34, 601, 27), 272, 274, 599])
-# Rows of more than 32 blocks, of a few floats each, take the interpreter 20 times as long as all others: two of them.
+# Rows of more than 32 short blocks take the interpreter 20 times as long as all others, so only two of them run.
 WIDTHS = [width for width in EVERY if width // blocks(width)[0] <= 32 or width in (274, 599)]
 ROWS, SAMPLES = 3, 2
 UPDATES = ("sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam")
 
 
 def group_of(width: int, second: int) -> GroupLayout:
-    """Two features of one table; the second one's column follows the first one's row, or comes later."""
+    """Return a layout of two features of one table.
+
+    The second feature's column is directly behind the first one's row, or later.
+    """
     zeros = np.zeros(2, dtype=np.int64)
     return GroupLayout(
         width=width, base=zeros, rows=np.full(2, ROWS), column=np.array([0, second]), mean=zeros, sequence=zeros,
@@ -52,7 +55,7 @@ def group_of(width: int, second: int) -> GroupLayout:
 
 
 def lookups_of(width: int) -> BagBatch:
-    """One id a bag."""
+    """Return a batch with one id per bag."""
     values = np.random.default_rng(width).integers(0, ROWS, 2 * SAMPLES)
     return BagBatch(values=values, offsets=None, weights=None, batch=SAMPLES, key=np.arange(2))
 
@@ -66,8 +69,8 @@ def weights_of(width: int) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.interpreted
 def test_rows_of_every_width_are_pooled_into_large_outputs() -> None:
-    # Outputs of 4 MiB are streamed, as here, where a few samples have many columns; if a sample has one column more, or
-    # the output starts a float later, addresses are no longer multiples of 64 bytes.
+    # Outputs from 4 MiB are streamed. Here a few samples have many columns. With one more column per sample, or an
+    # output that starts one float later, addresses are no longer multiples of 64 bytes.
     columns = (1 << 20) // SAMPLES
     memory = allocate(SAMPLES * (columns + LANES) + LANES)
     outs = [
@@ -100,7 +103,7 @@ def rule_of(kind: str) -> RowUpdate:
 
 
 def state_of(rule: RowUpdate, slots: Slots, row: int, width: int) -> dict[str, torch.Tensor]:
-    """A row's state as the reference names it."""
+    """Return a row's state under the names of the reference."""
     one, full = slots.row_state[row : row + 1], slots.full_state.reshape(ROWS, -1)[row]
     names: dict[str, tuple[tuple[str, np.ndarray], ...]] = {
         "sgd": (), "rowwise_adagrad": (("sum", one),), "adagrad": (("sum", full[:width]),),
@@ -172,7 +175,7 @@ def test_records_of_every_width_keep_their_rows(kind: str) -> None:
         np.testing.assert_allclose(again[0], slots[0], atol=step, rtol=0.01, err_msg=f"width {width}")
 
 
-# Names of the sets, and what LLVM calls the features that the ones before do not have.
+# Names of the instruction sets, and LLVM's names of the features that each adds to the previous ones.
 SETS = {
     "x86-64-v2": (),
     "x86-64-v3": ("avx2", "fma", "f16c", "bmi2"),
@@ -188,7 +191,7 @@ def test_kernels_run_compiled_for_every_instruction_set(name: str, tmp_path: Pat
     present = get_host_cpu_features()
     if missing := [feature for feature in SETS[name] if not present.get(feature)]:
         pytest.skip(f"this processor has no {', '.join(missing)}")
-    # LLVM prefers vectors of half the size on some of the processors with AVX-512, but not on all.
+    # LLVM prefers vectors of half the size on some, but not all, processors with AVX-512.
     features = "-prefer-256-bit" if name == "x86-64-v4" else ""
     environment: dict[str, Any] = {
         **os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path),
