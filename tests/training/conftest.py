@@ -1,4 +1,4 @@
-"""What tests of runs share."""
+"""Fixtures that tests of runs share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stratarec.recipe import Recipe
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a prepared data set, which nothing changes."""
+    """Return a folder with a prepared data set, which tests must not change."""
     root = tmp_path_factory.mktemp("tiny")
     prepared(Recipe.from_dict(tiny(root)).data)
     return root

@@ -1,4 +1,4 @@
-"""Other methods on the same splits: what they must find, what is reported, and what is no baseline."""
+"""Test the baselines: what they learn, how they are reported, and which files are refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ ROWS = 6000
 
 
 def log() -> pl.DataFrame:
-    """Clicks by what a value adds, and by whether item and shop are both odd or both even; few items, many shops."""
+    """Return a log of clicks that depend on single values and on whether the parities of item and shop agree.
+
+    It has few items and many shops.
+    """
     draws = np.random.default_rng(2)
     item, shop = draws.integers(0, 40, ROWS), draws.integers(0, 400, ROWS)
     logit = 1.5 * ((item + shop) % 2) + draws.normal(size=40)[item] - 1.5
@@ -87,7 +90,7 @@ def content(root: Path, **schema: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a log, a recipe and its prepared data."""
+    """Return a folder with a log, a recipe and its prepared data."""
     root = tmp_path_factory.mktemp("baseline")
     log().write_parquet(root / "log.parquet")
     (root / "r.yaml").write_text(yaml.safe_dump(content(root)))
@@ -108,7 +111,7 @@ def arrays(samples: int = 60) -> Arrays:
     return Arrays(label, None, dense, {"one": single, "list": bags(draws, samples, 12)})
 
 
-def test_one_hot_columns_are_those_of_a_loop() -> None:
+def test_one_hot_columns_match_a_loop() -> None:
     samples, columns = arrays(), {"one": 9, "list": 7}
     expected = np.zeros((60, 2 + 9 + 7))
     expected[:, :2] = samples.dense
@@ -123,7 +126,7 @@ def test_one_hot_columns_are_those_of_a_loop() -> None:
 
 
 @pytest.mark.parametrize("key", ["one", "list"])
-def test_a_training_sample_gets_the_share_of_other_folds_alone(key: str) -> None:
+def test_target_shares_of_a_training_sample_come_from_other_folds(key: str) -> None:
     samples = arrays()
     fold = np.random.default_rng(3).integers(0, _FOLDS, 60)
     bag, rate = samples.bags[key], samples.label.mean()
@@ -133,20 +136,22 @@ def test_a_training_sample_gets_the_share_of_other_folds_alone(key: str) -> None
         known = [row for row, each in zip(rows, bag.ids, strict=True) if each == id_ and others(row)]
         return float((samples.label[known].sum() + _PRIOR * rate) / (len(known) + _PRIOR))
 
-    def told(row: int, others: Callable[[int], bool]) -> float:
+    def expected_share(row: int, others: Callable[[int], bool]) -> float:
         return float(np.mean([share(id_, others) for id_ in bag.ids[rows == row]] or [rate]))
 
     shares = _Shares(bag, samples)
     training = shares.columns(bag, (fold, samples.label))[0]
     np.testing.assert_allclose(
-        training, [told(row, lambda other, row=row: fold[other] != fold[row]) for row in range(60)]
+        training, [expected_share(row, lambda other, row=row: fold[other] != fold[row]) for row in range(60)]
     )
-    np.testing.assert_allclose(shares.columns(bag, None)[0], [told(row, lambda other: True) for row in range(60)])
+    np.testing.assert_allclose(
+        shares.columns(bag, None)[0], [expected_share(row, lambda other: True) for row in range(60)]
+    )
     unseen = Bags(np.array([10_000, -5]), np.array([1, 1]))
     np.testing.assert_allclose(shares.columns(unseen, None)[0], [rate, rate], rtol=1e-6)
 
 
-def test_values_that_only_some_splits_lack_are_columns_of_the_same_meaning() -> None:
+def test_missing_values_in_only_some_splits_keep_the_columns_consistent() -> None:
     full = arrays()
     lengths = np.ones(60, dtype=np.int64)
     lengths[::7] = 0
@@ -164,7 +169,7 @@ def test_values_that_only_some_splits_lack_are_columns_of_the_same_meaning() -> 
             assert scores.shape == (60,)
 
 
-def test_regression_finds_what_values_add_and_heeds_validation(home: Path) -> None:
+def test_regression_learns_single_values_and_uses_validation(home: Path) -> None:
     dataset = Dataset.open(home / "data")
     train, valid = (read(dataset, split, 1 << 30, 0, SilentProgress()) for split in ("train", "valid"))
     settings = Settings({"item": 104, "parity": 66, "shop": 464, "tags": 67}, 0, 1)
@@ -175,7 +180,7 @@ def test_regression_finds_what_values_add_and_heeds_validation(home: Path) -> No
     frame = log()
     ceiling = roc_auc_score(frame["click"], frame.select(pl.col("click").mean().over("item")).to_series())
     assert roc_auc_score(valid.label, result) > ceiling - 0.05
-    # Labels that nothing tells: the strongest penalty, and hardly more than the rate.
+    # Random labels lead to the strongest penalty and to predictions near the click rate.
     draws = np.random.default_rng(0)
     noise = [each._replace(label=draws.integers(0, 2, len(each.label)).astype(np.float32)) for each in (train, valid)]
     assert np.std(regression(noise[0], noise[1], settings)(noise[1])) < 0.05
@@ -197,7 +202,7 @@ def test_a_baseline_is_reported_by_train_evaluate_reports_and_check(
     assert baselines.fitted == dataset.samples("train")
     line, trees = (method.splits["test"] for method in baselines.methods)
     assert line.samples == dataset.samples("test")
-    assert trees.auc > line.auc + 0.02  # the pair of parities is nothing that values add
+    assert trees.auc > line.auc + 0.02  # the pair of parities is no effect of single values
     assert not missing(f"{run} AUC", output)
     assert main(["evaluate", run, "-q"]) == 0
     evaluated = capsys.readouterr().out
@@ -218,7 +223,7 @@ def test_a_baseline_is_reported_by_train_evaluate_reports_and_check(
 
 @needs_lightgbm
 @pytest.mark.slow
-def test_weights_count_and_what_does_not_fit_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_count_and_large_data_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log().write_parquet(tmp_path / "log.parquet")
     config = content(tmp_path, weight="weight")
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(config))
@@ -229,27 +234,27 @@ def test_weights_count_and_what_does_not_fit_is_sampled(tmp_path: Path, monkeypa
     assert 0 < result.fitted < dataset.samples("train") / 2
     comparison = compare_with_baselines(dataset, "test", None)
     assert not missing(f"{result.fitted:,} {dataset.samples('train'):,}", comparison)
-    # Other weights of the same samples: other figures.
+    # Other weights of the same samples give other metrics.
     assert result.methods[0].splits["test"].samples == dataset.samples("test")
 
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
-    """A data set without a baseline."""
+    """Return a data set without a baseline."""
     log().write_parquet(tmp_path / "log.parquet")
     schema = Schema(label="click", sparse=(SparseFeature(name="item"),))
     return prepare(log_config(tmp_path, schema, split=SplitConfig(valid=0.2, test=0.2)))
 
 
 def scored(dataset: Dataset, split: str, slope: float, noise: float, seed: int = 0) -> ScoredSamples:
-    """Samples of a split, scored by `slope` times a logit that knows the label within `noise`."""
+    """Return the samples of a split with scores: `slope` times a logit that reveals the label up to `noise`."""
     label = np.concatenate([part.label for part in blocks(dataset, split, SilentProgress())])
     logit = slope * (label + np.random.default_rng(seed).normal(-0.6, noise, len(label)))
     return ScoredSamples(label, logit.astype(np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32))
 
 
-def write(dataset: Dataset, parts: list[ScoredSamples]) -> Baselines:
-    """Write a baseline with these scores of both splits."""
+def write_scores(dataset: Dataset, parts: list[ScoredSamples]) -> Baselines:
+    """Write a baseline with these scores for both splits."""
     splits = {
         split: MethodFigures(positives=int(part.label.sum()), samples=len(part.label), auc=0.7, log_loss=0.5)
         for split, part in zip(("valid", "test"), parts, strict=True)
@@ -259,21 +264,21 @@ def write(dataset: Dataset, parts: list[ScoredSamples]) -> Baselines:
     return write_baselines(dataset, dataset.samples("train"), (method,), logits)
 
 
-def signs(dataset: Dataset, model: ScoredSamples) -> list[str]:
-    """How the comparison calls the model in AUC and in log loss."""
+def verdicts(dataset: Dataset, model: ScoredSamples) -> list[str]:
+    """Return how the comparison rates the model by AUC and by log loss."""
     return re.findall("better|worse|equal", compare_with_baselines(dataset, "test", model)[0])
 
 
 def test_models_are_compared_by_both_metrics_on_the_same_samples(dataset: Dataset) -> None:
     valid, other = (scored(dataset, split, 1.5, 1.0) for split in ("valid", "test"))
-    write(dataset, [valid, other])
-    assert signs(dataset, other) == ["equal", "equal"]
-    assert signs(dataset, scored(dataset, "test", 1.5, 0.7)) == ["better", "better"]
-    assert signs(dataset, scored(dataset, "test", 1.5, 1.6)) == ["worse", "worse"]
-    # The order of the samples is better, but scores are far too extreme.
-    assert signs(dataset, scored(dataset, "test", 12.0, 0.9)) == ["better", "worse"]
-    # Another draw of the noise: as good, within the chance of so few samples.
-    assert signs(dataset, scored(dataset, "test", 1.5, 1.0, seed=1)) == ["equal", "equal"]
+    write_scores(dataset, [valid, other])
+    assert verdicts(dataset, other) == ["equal", "equal"]
+    assert verdicts(dataset, scored(dataset, "test", 1.5, 0.7)) == ["better", "better"]
+    assert verdicts(dataset, scored(dataset, "test", 1.5, 1.6)) == ["worse", "worse"]
+    # The order of the samples is better, but the scores are far too extreme.
+    assert verdicts(dataset, scored(dataset, "test", 12.0, 0.9)) == ["better", "worse"]
+    # Other noise of the same size is equally good within the chance of so few samples.
+    assert verdicts(dataset, scored(dataset, "test", 1.5, 1.0, seed=1)) == ["equal", "equal"]
     (line, advice) = compare_with_baselines(dataset, "test", scored(dataset, "test", 1.5, 1.6))
     assert "stratarec tune" in advice
     value, half = (float(text) for text in re.findall(r"AUC ([+-]\d\.\d+) \+- (\d\.\d+)", line)[0])
@@ -283,7 +288,7 @@ def test_models_are_compared_by_both_metrics_on_the_same_samples(dataset: Datase
 
 
 def bootstrap_error(one: ScoredSamples, other: ScoredSamples) -> float:
-    """Standard error of the difference of AUC, over draws of the samples."""
+    """Return the standard error of the difference of AUC, by resampling."""
     draws, differences = np.random.default_rng(0), []
     for _ in range(300):
         rows = draws.integers(0, len(one.label), len(one.label))
@@ -293,7 +298,7 @@ def bootstrap_error(one: ScoredSamples, other: ScoredSamples) -> float:
 
 def test_damaged_scores_of_baselines_are_refused(dataset: Dataset) -> None:
     parts = [scored(dataset, split, 1.5, 1.0) for split in ("valid", "test")]
-    baselines = write(dataset, parts)
+    baselines = write_scores(dataset, parts)
     path = Path(dataset.path) / "baseline.npy"
     assert read_scores(dataset, baselines)["test"][0] == pytest.approx(parts[1].logit)
     check(Path(dataset.path))
@@ -305,6 +310,6 @@ def test_damaged_scores_of_baselines_are_refused(dataset: Dataset) -> None:
     (line,) = compare_with_baselines(dataset, "test", parts[1])
     assert "baseline.npy" in line
     # A file with the right hash but another shape.
-    baselines = write(dataset, [parts[0], parts[0]])
+    baselines = write_scores(dataset, [parts[0], parts[0]])
     with refuses(DatasetError, "baseline.npy"):
         read_scores(dataset, baselines)

@@ -1,4 +1,4 @@
-"""Runs that begin with another's weights: every value keeps its row, whatever the tiers of both."""
+"""Test runs that start from the weights of another run: every value keeps its row under any tiers of both runs."""
 
 from __future__ import annotations
 
@@ -83,8 +83,11 @@ def content(root: Path, day: int, run: Path, memory: str = "memory", **train: An
     }  # fmt: skip
 
 
-def placed(recipe: Recipe) -> Plan | None:
-    """The plan of a recipe; with a block device, tables are at home there in float32, which a planner would not do."""
+def make_plan(recipe: Recipe) -> Plan | None:
+    """Return the plan of a recipe.
+
+    With a block device, place its tables there in float32, which the planner would not do.
+    """
     dataset = Dataset.open(recipe.data.path)
     plan = new_plan(recipe, dataset)
     if plan is None or recipe.memory.block is None:
@@ -96,19 +99,19 @@ def placed(recipe: Recipe) -> Plan | None:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data of three days, and a run of the first day under each memory."""
+    """Prepare data of three days, and train a run on the first day under each memory section."""
     root = tmp_path_factory.mktemp("beginning")
     for day in range(3):
         write_log(root, day)
         prepare(Recipe.from_dict(content(root, day, root / "run")).data)
     for memory in MEMORIES:
         recipe = Recipe.from_dict(content(root, 0, root / memory / "run", memory, seed=4, embedding=OPTIMIZERS[memory]))
-        Trainer(recipe, Dataset.open(recipe.data.path), plan=placed(recipe)).train()
+        Trainer(recipe, Dataset.open(recipe.data.path), plan=make_plan(recipe)).train()
     return root
 
 
 def rows_by_value(model: CTRModel, dataset: Dataset) -> dict[str, Rows]:
-    """Each table as a dictionary: a value, or the number of a tail bucket -> its weights and state."""
+    """Return each table as a dictionary from a value, or the number of a tail bucket, to its weights and state."""
     results = {}
     for name, info in dataset.vocabularies.items():
         values = pl.read_parquet(dataset.path / info.path)["value"].to_list()
@@ -121,7 +124,7 @@ def rows_by_value(model: CTRModel, dataset: Dataset) -> dict[str, Rows]:
     return results
 
 
-# What is read knows nothing of what it is read into: each memory once on either side, and the plain ones together.
+# Reading does not depend on what is read into, so each memory section occurs once on either side.
 @pytest.mark.parametrize(
     ("before", "now"), [("memory", "memory"), ("memory", "log"), ("log", "int8"), ("int8", "memory")]
 )
@@ -130,7 +133,7 @@ def test_every_value_keeps_its_row(home: Path, tmp_path: Path, before: str, now:
     with open_run(earlier) as trained:
         old, network = rows_by_value(trained.model, trained.dataset), trained.model.network.state_dict()
         recipe = Recipe.from_dict(content(home, 1, tmp_path / "new", now, seed=4, embedding=OPTIMIZERS[before]))
-        dataset, plan = Dataset.open(recipe.data.path), placed(recipe)
+        dataset, plan = Dataset.open(recipe.data.path), make_plan(recipe)
         model = new_model(recipe, dataset, plan, "beginning")
         assert any(not tables.resident for tables in model.embeddings.engine.tables) == (now != "memory")
         untrained = rows_by_value(model, dataset)
@@ -153,15 +156,18 @@ def test_every_value_keeps_its_row(home: Path, tmp_path: Path, before: str, now:
         for value, parts in rows.items():
             expected = old[name].get(value, untrained[name][value])
             for part, want in zip(parts, expected, strict=True):
-                # One step of int8, which rows that were not taken over are not rounded to.
+                # The tolerance is one step of int8. Other rows are not rounded to it.
                 step = 0.0 if exact or value in new else 1.01 * float(np.ptp(want)) / 255
                 np.testing.assert_allclose(
                     part, want, rtol=0, atol=step + 1e-7 * (not exact), err_msg=f"{name} {value}"
                 )
 
 
-def test_a_run_begins_resumes_and_leaves_the_earlier_one(home: Path, tmp_path: Path) -> None:
-    """By the command line; a run of the third day begins with one of the second, and with one of the first as well."""
+def test_a_run_starts_from_another_resumes_and_does_not_change_it(home: Path, tmp_path: Path) -> None:
+    """Run the command line.
+
+    A run of the third day starts from a run of the second day, and another from one of the first.
+    """
     options: dict[str, Any] = {
         "embedding": {"kind": "rowwise_adam"}, "checkpoint": {"every_steps": 3, "keep": 9}, "max_steps": 6,
     }  # fmt: skip
@@ -180,7 +186,7 @@ def test_a_run_begins_resumes_and_leaves_the_earlier_one(home: Path, tmp_path: P
     assert checkpoint.read_state(last(runs[2]))["tables"]["earlier"] == 12
     assert main(["export", "-q", str(runs[2]), "-o", str(tmp_path / "export")]) == 0
     assert Scorer.open(tmp_path / "export").manifest.vocabularies["item"].inherited > 0
-    # The middle one stopped at its first checkpoint, and goes on without the run that it began with.
+    # The second run stopped at its first checkpoint and resumes without the run that it started from.
     shutil.copytree(runs[1], tmp_path / "whole")
     shutil.move(runs[0], tmp_path / "elsewhere")
     for path in checkpoint.list_checkpoints(runs[1] / "checkpoints")[1:]:
@@ -204,7 +210,7 @@ def refused(home: Path, run: Path, earlier: Path, day: int = 1, **changes: Mappi
     return str(caught.value)
 
 
-def test_runs_that_do_not_fit_are_refused_and_nothing_is_written(home: Path, tmp_path: Path) -> None:
+def test_incompatible_runs_are_refused_and_nothing_is_written(home: Path, tmp_path: Path) -> None:
     earlier = home / "memory" / "run"
     width = refused(home, tmp_path / "new", earlier, model={"embedding_dim": 4})
     assert not missing("model.embedding_dim 8 4", width)
@@ -220,8 +226,8 @@ def test_runs_that_do_not_fit_are_refused_and_nothing_is_written(home: Path, tmp
     assert not (tmp_path / "new").exists()
 
 
-def test_a_data_set_of_other_values_is_refused_and_an_earlier_run_stays(home: Path, tmp_path: Path) -> None:
-    """The data of a day that came before the run's: its values are some of them, and not the first ones."""
+def test_a_data_set_with_other_values_is_refused_and_an_earlier_run_stays(home: Path, tmp_path: Path) -> None:
+    """The data set is of a day before the run's. It has some of the run's values, but not the first ones."""
     recipe = Recipe.from_dict(content(home, 1, tmp_path / "second"))
     Trainer(recipe, Dataset.open(recipe.data.path)).train()
     recipe = Recipe.from_dict(content(home, 0, tmp_path / "first"))

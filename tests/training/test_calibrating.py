@@ -1,4 +1,4 @@
-"""Corrections of probabilities: what they must find, that they are applied everywhere, and fitted on validation."""
+"""Test calibration maps: what they learn, that they are applied everywhere, and that they are fitted on validation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS = ("platt", "isotonic")
 
 
 def overconfident(samples: int, seed: int = 0) -> ScoredSamples:
-    """Samples of which the right logit is half of what is given, and 0.3 less."""
+    """Return samples whose correct logit is half of the given one, minus 0.3."""
     draws = np.random.default_rng(seed)
     logit = draws.normal(-1.0, 2.0, samples)
     right = logit / 2 - 0.3
@@ -54,13 +54,13 @@ def test_isotonic_has_the_rates_of_isotonic_regression() -> None:
     cells = np.floor(samples.logit.astype(float) * 256)
     peer = IsotonicRegression().fit_transform(cells, samples.label)
     rates = 1 / (1 + np.exp(-np.array(mine.values)))
-    # Knots that are too close to one another are left out.
+    # Knots that are too close to each other are left out.
     assert np.isin(np.round(rates[1:-1], 6), np.round(np.unique(peer), 6)).all()
     assert len(rates) > 0.5 * len(np.unique(peer)) > 10
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_correction_leaves_other_samples_calibrated_and_in_their_order(kind: Any) -> None:
+def test_calibration_works_on_other_samples_and_keeps_their_order(kind: Any) -> None:
     maps = fit((kind,), overconfident(100_000))
     other = overconfident(50_000, seed=1)
     before, after = (evaluate_logits(each.label, each.logit) for each in (other, corrected_by(maps, other)))
@@ -71,7 +71,7 @@ def test_a_correction_leaves_other_samples_calibrated_and_in_their_order(kind: A
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_weight_is_so_many_samples_and_each_label_has_its_own_correction(kind: Any) -> None:
+def test_a_weight_counts_as_that_many_samples_and_each_label_has_its_own_map(kind: Any) -> None:
     samples, other = overconfident(4_000), overconfident(4_000, seed=1)
     weight = np.random.default_rng(2).integers(0, 3, 4_000)
     both = samples._replace(
@@ -95,7 +95,7 @@ def test_a_weight_is_so_many_samples_and_each_label_has_its_own_correction(kind:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_odd_validation_splits_give_finite_maps_that_rise(kind: Any) -> None:
+def test_unusual_validation_splits_give_finite_increasing_maps(kind: Any) -> None:
     logit = np.linspace(-3, 3, 200).astype(np.float32)
     for label in (logit > 0, logit < 0, np.arange(200) % 2, np.arange(200) == 7):
         result = ScoredSamples(label.astype(np.float32), logit, np.zeros(0, np.int64), EMPTY)
@@ -114,11 +114,11 @@ def test_auto_uses_the_simplest_map_that_is_better_by_more_than_chance() -> None
     (line,) = fit(AUTO, overconfident(20_000))
     assert line == fit(("platt",), overconfident(20_000))[0]
     assert fit(AUTO, overconfident(500)) == fit(("platt",), overconfident(500))
-    # Scores that are right: a map can only fit chance.
+    # The scores are calibrated already, so a map can fit only chance.
     draws = (overconfident(2000, seed) for seed in range(20))
     right = [fit(AUTO, samples._replace(logit=samples.logit / 2 - np.float32(0.3))) for samples in draws]
     assert sum(not maps for maps in right) >= 15
-    # No line corrects scores that saturate on both sides.
+    # No line calibrates scores that saturate on both sides.
     samples = overconfident(40_000)
     bent = samples._replace(logit=(samples.logit / 2 - 0.3) ** 3)
     (curve,) = fit(AUTO, bent)
@@ -135,7 +135,7 @@ def test_auto_makes_scores_without_information_as_good_as_a_constant() -> None:
     assert evaluate_logits(after.label, after.logit)["normalized_entropy"] < 1.01
 
 
-def test_the_current_map_stays_unless_the_samples_are_against_it() -> None:
+def test_the_current_map_stays_unless_the_samples_contradict_it() -> None:
     samples = overconfident(5_000)
     current = (LogitMap(knots=(0.0,), values=(-0.3,), slopes=(0.5, 0.5)),)
     assert fit(AUTO, samples, current) == current
@@ -165,7 +165,7 @@ def run(request: pytest.FixtureRequest, home: tuple[Path, Dataset]) -> tuple[Rec
     return recipe, Trainer(recipe, dataset).train()
 
 
-def test_it_is_fitted_on_validation_and_reported_before_and_after(run: tuple[Recipe, dict[str, Any]]) -> None:
+def test_calibration_is_fitted_on_validation_and_reported_before_and_after(run: tuple[Recipe, dict[str, Any]]) -> None:
     recipe, result = run
     with open_run(recipe.run) as trained:
         maps, trained.model.network.calibration = trained.model.network.calibration.maps, None
@@ -185,13 +185,13 @@ def test_it_is_fitted_on_validation_and_reported_before_and_after(run: tuple[Rec
     assert "test, uncorrected" in page
 
 
-def test_predictions_and_exports_have_it(run: tuple[Recipe, dict[str, Any]], tmp_path: Path) -> None:
+def test_predictions_and_exports_are_calibrated(run: tuple[Recipe, dict[str, Any]], tmp_path: Path) -> None:
     recipe, result = run
     with open_run(recipe.run) as trained:
         predict(trained, "test", tmp_path / "scores.parquet", SilentProgress())
         export(trained, tmp_path / "export")
         network = trained.model.network.eval()
-        # A part of no checkpoint.
+        # Calibration is not part of a checkpoint.
         assert not any("calibration" in name for name in network.state_dict())
     scores = pl.read_parquet(tmp_path / "scores.parquet")
     loss = -np.log(np.where(scores["label"], scores["score"], 1 - scores["score"]).astype(float)).mean()

@@ -1,4 +1,4 @@
-"""Classes that count alike in the loss, and scores that are of the true rate all the same."""
+"""Test class weights: both classes count the same in the loss, and scores still have the true click rate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS = 30_000
 
 
 def log(root: Path, scale: float = 1.0) -> np.ndarray[Any, Any]:
-    """A log of rare clicks and rarer likes, and the chance of a click in each row."""
+    """Return a log of rare clicks and rarer likes, and the click probability of each row."""
     draws = np.random.default_rng(5)
     item = draws.integers(0, 20, ROWS)
     chance = scale * (0.02 + 0.12 * (item % 4 == 0))
@@ -71,7 +71,7 @@ def batch_of(label: torch.Tensor, weight: torch.Tensor | None) -> Batch:
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("labels", [1, 2])
-def test_the_loss_has_the_weight_of_the_class_above_and_not_below(labels: int, weighted: bool) -> None:
+def test_the_loss_applies_the_class_weight(labels: int, weighted: bool) -> None:
     draws = torch.Generator().manual_seed(0)
     logits = torch.randn(40, labels, generator=draws, requires_grad=True)
     label = torch.randint(0, 2, (40, labels), generator=draws).float()
@@ -93,7 +93,7 @@ def test_the_loss_has_the_weight_of_the_class_above_and_not_below(labels: int, w
     torch.testing.assert_close(sum(objective.joined(each, weights) for each in sums), expected)
 
 
-def test_balanced_weights_are_one_on_average_and_all_classes_alike_change_no_bit() -> None:
+def test_balanced_weights_have_mean_one_and_equal_classes_change_no_bit() -> None:
     label = torch.cat([torch.ones(30), torch.zeros(970)])
     zeros = torch.zeros(1000)
     assert Objective(class_weights=(970 / 30,)).mean(zeros, batch_of(label, None)).item() == pytest.approx(math.log(2))
@@ -104,7 +104,7 @@ def test_balanced_weights_are_one_on_average_and_all_classes_alike_change_no_bit
     )
 
 
-def test_every_label_has_its_own_weight_and_exports_say_so(tmp_path: Path) -> None:
+def test_every_label_has_its_own_weight_and_exports_contain_it(tmp_path: Path) -> None:
     log(tmp_path)
     recipe = make_recipe(tmp_path, ["click", "like"], max_steps=20, class_weight={"like": 30.0})
     prepare(recipe.data)
@@ -119,7 +119,7 @@ def test_every_label_has_its_own_weight_and_exports_say_so(tmp_path: Path) -> No
         np.testing.assert_allclose(known[f"score_{label}"], scores[known["row"].to_numpy() - 1, place], rtol=1e-5)
 
 
-def test_a_resumed_run_has_its_weights_and_other_data_leave_them(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_weights_and_other_data_does_not(tmp_path: Path) -> None:
     log(tmp_path)
     options = {"class_weight": "balanced", "max_steps": 20, "checkpoint": {"every_steps": 5}}
     whole = make_recipe(tmp_path, run=str(tmp_path / "whole"), **options)

@@ -1,4 +1,4 @@
-"""`stratarec compare`: runs side by side, on the terminal, as JSON and as a page."""
+"""Test `stratarec compare`: runs next to each other on the terminal, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stratarec.training.trainer import Trainer
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs on one data set, one on another with a run's name of its own, and things that are no runs."""
+    """Create two runs on one data set, a run on another with the same name, and folders that are not runs."""
     root = tmp_path_factory.mktemp("runs")
     for name, content in (
         ("one", tiny(root)),
@@ -40,7 +40,7 @@ def content(capsys: pytest.CaptureFixture[str], *paths: Path) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
 
 
-def test_figures_are_those_of_the_runs_and_fields_those_that_differ(
+def test_figures_are_those_of_the_runs_and_only_differing_fields_are_listed(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = content(capsys, runs / "one", runs / "two")
@@ -57,7 +57,7 @@ def test_figures_are_those_of_the_runs_and_fields_those_that_differ(
         assert not entry["other_data"]
 
 
-def test_a_run_that_continues_has_no_test(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_continued_run_has_no_test_split(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     going = tmp_path / "going"
     recipe = Recipe.from_dict(tiny(runs, run=str(going), max_steps=25))
     trainer = Trainer(recipe, prepared(recipe.data))

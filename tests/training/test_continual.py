@@ -1,4 +1,4 @@
-"""A run continues with later files: what it was trained on, how it was scored, and what is refused."""
+"""Test runs that continue with later files: training, metrics of each period, and refused files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DAY = 86_400
 
 
 def write_log(root: Path, day: int, rows: int = 900) -> Path:
-    """Items come and go; a user clicks items near those that he clicked before."""
+    """Write a log whose items change over time. A user clicks items near those of earlier clicks."""
     random = np.random.default_rng(day)
     user = random.integers(0, 150, rows)
     item = day * 12 + random.geometric(0.05, rows)
@@ -83,7 +83,7 @@ def content(root: Path, **train: Any) -> dict[str, Any]:
 
 
 def begin(root: Path, **changes: Any) -> Path:
-    """A run of the first day."""
+    """Train a run on the first day."""
     for day in range(DAYS):
         write_log(root, day)
     config = content(root) | {key: value for key, value in changes.items() if key == "memory"}
@@ -96,7 +96,9 @@ def begin(root: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The logs, a run of the first day, and a copy of it that went on with all others in one command."""
+    """Return the logs, a run of the first day, and a copy of the run that continued with all other days in one
+    command.
+    """
     root = tmp_path_factory.mktemp("continual")
     run = begin(root)
     shutil.copytree(run, root / "whole")
@@ -109,19 +111,19 @@ def continue_run(run: Path, *logs: Path, code: int = 0) -> None:
 
 
 def assert_same_period(one: Path, other: Path) -> None:
-    """All that follows from a period, to the bit."""
+    """Check that everything later steps depend on is equal bit for bit."""
     assert_same_model(periods.only_checkpoint(one), periods.only_checkpoint(other))
     left, right = (Dataset.open(each / "data").manifest for each in (one, other))
     assert left.fingerprint == right.fingerprint
     contents = [periods.read(each).to_dict() for each in (one, other)]
     for each in contents:
-        # Files of tables have random tokens, and a checkpoint seconds.
+        # Files of tables have random tokens, and a checkpoint contains times.
         for name in ("parent", "state", "dataset"):
             del each[name]
     assert contents[0] == contents[1]
 
 
-def test_periods_in_one_command_and_in_several_give_the_same_bits(home: Path, tmp_path: Path) -> None:
+def test_periods_in_one_command_and_in_several_have_the_same_bits(home: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(home / "run", tmp_path / "run"))
     for day in (1, 2, 3):
         continue_run(run, home / f"day-{day}.parquet")
@@ -132,18 +134,16 @@ def test_periods_in_one_command_and_in_several_give_the_same_bits(home: Path, tm
 
 
 def scores(run: Path, log: Path, earlier: list[str]) -> dict[str, Any]:
-    """The metrics that `evaluate` has of a log, by the model that the run has now."""
+    """Return the metrics that `evaluate` reports for a log with the current model of the run."""
     with open_run(run) as trained:
         logs = RawLogs(trained, [str(log)], earlier=earlier, labelled=True)
         return figures(evaluate_logs(logs, SilentProgress()).overall)
 
 
-def test_scores_of_a_period_are_those_of_the_checkpoint_before_with_the_histories_of_all_logs(
-    home: Path, tmp_path: Path
-) -> None:
+def test_metrics_of_a_period_use_the_previous_checkpoint_and_all_histories(home: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(home / "run", tmp_path / "run"))
     for day in (1, 2):
-        # First by the whole log that the run was trained on, then by what the period carries.
+        # First with the full log that the run was trained on, then with the histories that the period stores.
         actual = scores(run, home / f"day-{day}.parquet", [str(home / "day-0.parquet")] if day == 1 else [])
         continue_run(run, home / f"day-{day}.parquet")
         known = periods.read(periods.of_number(run, day)).to_dict()["scores"]
@@ -152,12 +152,12 @@ def test_scores_of_a_period_are_those_of_the_checkpoint_before_with_the_historie
         assert sum(known[kind]["samples"] for kind in ("known", "tail", "new")) == known["all"]["samples"] == 900
     whole = [str(home / f"day-{day}.parquet") for day in (0, 1, 2)]
     assert scores(run, home / "day-3.parquet", []) == scores(run, home / "day-3.parquet", whole)
-    # A log that is older than what is carried: nothing of its own time is.
+    # No stored history is as early as this older log.
     assert scores(run, home / "day-0.parquet", []) == scores(run, home / "day-0.parquet", whole[2:])
 
 
-def test_values_get_a_row_by_the_counts_of_all_periods_and_no_row_moves(home: Path) -> None:
-    """Counts are those of a loop over the logs; histories are those of `prepare` of all logs at once."""
+def test_values_get_rows_by_the_counts_of_all_periods_and_no_row_moves(home: Path) -> None:
+    """Counts match a loop over the logs. Histories match `prepare` on all logs at once."""
     before = Dataset.open(home / "data")
     counts: Counter[Any] = Counter()
     numbers = np.concatenate([*before.row_numbers("train")])
@@ -171,7 +171,7 @@ def test_values_get_a_row_by_the_counts_of_all_periods_and_no_row_moves(home: Pa
             continue
         new = [value for value in counts if value not in known and counts[value] >= 9]
         known += sorted(new, key=lambda value: (-counts[value], value))
-        if number == 1:  # its data is gone
+        if number == 1:  # its data is removed
             continue
         dataset = Dataset.open(periods.of_number(home / "whole", number) / "data")
         vocabulary = dataset.vocabulary("user")
@@ -179,19 +179,17 @@ def test_values_get_a_row_by_the_counts_of_all_periods_and_no_row_moves(home: Pa
         assert vocabulary.encode(pl.Series(known)).tolist() == list(range(5, 5 + len(known)))
         assert vocabulary.counts[5:].tolist() == [counts[value] for value in known]
         assert dict(dataset.carried_counts("user").select("value", "count").iter_rows()) == counts
-    # Some of them are frequent enough in no period alone.
+    # Some of them are not frequent enough in any single period.
     each = [Counter(frame["user"].to_list()) for frame in frames]
     assert any(max(day[value] for day in each) < 9 for value in known)
 
 
-def test_a_table_that_grew_begins_as_one_of_that_size_from_the_start_and_keeps_the_bound_of_its_first_rows(
-    home: Path,
-) -> None:
+def test_a_grown_table_starts_like_a_table_of_that_size_and_keeps_the_bound_of_its_first_rows(home: Path) -> None:
     first, last = Dataset.open(home / "data"), Dataset.open(periods.of_number(home / "whole", 3) / "data")
     assert last.first_rows() == first.first_rows() == first.table_rows()
     models = [new_model(Recipe.from_dict(content(home)), each, None, "none") for each in (first, last)]
     for name, rows in first.table_rows().items():
-        # `place` is by hash, and does not grow.
+        # `place` is a hash vocabulary and does not grow.
         assert (last.table_rows()[name] > rows) == (name != "place")
         few, many = (
             model.embeddings.rows(name, 0, each.table_rows()[name])["weight"]
@@ -223,7 +221,7 @@ def test_histories_continue_where_the_last_period_ended(home: Path, tmp_path: Pa
     assert mine.keys() == theirs.keys()
     for row, ids in mine.items():
         assert len(ids) == len(theirs[row])
-        # A value may have a row in one of them alone.
+        # A value may have a row in only one of them.
         assert all(None in pair or pair[0] == pair[1] for pair in zip(ids, theirs[row], strict=True))
     assert sum(len(ids) == 5 for ids in mine.values()) > len(mine) / 5
 
@@ -247,10 +245,10 @@ STAGES = [
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_whatever_stops_a_period_leaves_the_run_as_it_was_and_it_can_be_repeated(
+def test_an_interrupted_period_leaves_the_run_unchanged_and_can_be_repeated(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    """A full disk, or an interruption, at each of its steps."""
+    """A full disk or an interrupt occurs at each step of the period."""
     run = Path(shutil.copytree(home / "run", tmp_path / "run"))
     before = files_of(run)
     for error, code in ((KeyboardInterrupt(), 130), (OSError(28, "No space left on device"), 2)):
@@ -282,7 +280,7 @@ def with_time(shift: int) -> Callable[[Path, Path], Path]:
 
 
 def with_one_time(shift: int) -> Callable[[Path, Path], Path]:
-    """One row far behind all others."""
+    """Change the time of one row to far after all others."""
     return changed(lambda log: log.with_columns(pl.col("time") + shift * (pl.int_range(pl.len()) == 5).cast(pl.Int64)))
 
 
@@ -308,7 +306,7 @@ REFUSED: list[tuple[Callable[[Path, Path], Path], str]] = [
 @pytest.mark.parametrize(
     ("log", "message"), REFUSED, ids=[f"{number}-{words}" for number, (_, words) in enumerate(REFUSED)]
 )
-def test_a_file_that_is_not_what_comes_next_is_refused_in_a_line(
+def test_a_file_that_is_not_the_next_period_is_refused_in_one_line(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], log: Callable[[Path, Path], Path], message: str
 ) -> None:
     run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
@@ -320,10 +318,10 @@ def test_a_file_that_is_not_what_comes_next_is_refused_in_a_line(
     assert files_of(run) == before
 
 
-def test_files_that_are_periods_already_are_skipped(
+def test_files_that_were_already_trained_on_are_skipped(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So the command of an interrupted session can be repeated."""
+    """The command of an interrupted session can be repeated."""
     run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
     copy = copied("day-1.parquet")(home, tmp_path)
     capsys.readouterr()
@@ -363,7 +361,7 @@ def test_the_last_period_is_reverted_and_repeated_with_the_same_bits(
 
 
 def one_period(home: Path) -> Path:
-    """The run after its first period."""
+    """Return the run after its first period."""
     run = home / "one"
     if not run.exists():
         shutil.copytree(home / "run", run)
@@ -371,8 +369,8 @@ def one_period(home: Path) -> Path:
     return run
 
 
-def test_encoded_rows_under_caches_continue_to_the_same_bits_each_time(home: Path, tmp_path: Path) -> None:
-    """In float32 that is so by `test_growth`, and to the bits of rows in memory."""
+def test_encoded_rows_under_caches_continue_deterministically(home: Path, tmp_path: Path) -> None:
+    """In float32 this follows from `test_growth`, which also compares with rows in memory."""
     for day in range(DAYS):
         (tmp_path / f"day-{day}.parquet").symlink_to(home / f"day-{day}.parquet")
     raw = content(tmp_path) | {"memory": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 4}}}

@@ -1,4 +1,7 @@
-"""A run on a log of clicks continues: a file's last hour waits for the next file, and nothing knows labels."""
+"""Test runs that continue on a log of clicks.
+
+The last hour of a file waits for the next file, and the labels cannot be predicted.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ HOURS = 6
 
 
 def write_logs(root: Path, files: int, clicks: int) -> list[Path]:
-    """Random clicks: users, items and times know nothing of each other. The files' edges are where hours are not."""
+    """Write random clicks: users, items and times are independent. Files are not split at full hours."""
     draws, paths = np.random.default_rng(3), []
     for number in range(files):
         begin = FIRST + HOURS * HOUR * number + 900
@@ -44,7 +47,7 @@ def write_logs(root: Path, files: int, clicks: int) -> list[Path]:
 
 
 def begin(root: Path, log: Path, **changes: Any) -> Path:
-    """A run of the first file."""
+    """Train a run on the first file."""
     source = {"kind": "clicks", "paths": [str(log)], "negatives": 2, "history_length": 4, "memory": "3h"}
     data = {
         "path": str(root / "data"), "source": source, "split": {"by": "fraction", "valid": 0.1, "test": 0.1},
@@ -59,7 +62,7 @@ def begin(root: Path, log: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the first of four files."""
+    """Train a run on the first of four files."""
     root = tmp_path_factory.mktemp("clicks")
     begin(root, write_logs(root, 4, 1500)[0])
     return root
@@ -73,14 +76,14 @@ def continue_run(run: Path, *files: Path, code: int = 0) -> None:
     assert main(["continue", "-q", str(run), *map(str, files)]) == code
 
 
-def test_periods_in_one_command_and_in_several_are_the_same_and_leave_no_click_out(home: Path, tmp_path: Path) -> None:
+def test_periods_in_one_command_and_in_several_are_the_same_and_omit_no_click(home: Path, tmp_path: Path) -> None:
     runs = [Path(shutil.copytree(home / "run", tmp_path / name)) for name in ("whole", "each")]
     continue_run(runs[0], *logs(home)[1:])
     for file in logs(home)[1:]:
         continue_run(runs[1], file)
     period_lists = [[periods.read(path) for path in periods.paths(run)] for run in runs]
     assert [period.scores for period in period_lists[0]] == [period.scores for period in period_lists[1]]
-    # Samples are those of all these clicks in one log that goes on from the first.
+    # The samples equal those of one log with all these clicks.
     pl.concat(map(pl.read_parquet, logs(home)[1:])).write_parquet(tmp_path / "all.parquet")
     base = Dataset.open(home / "data")
     source = ClicksSource(
@@ -105,7 +108,7 @@ def test_periods_in_one_command_and_in_several_are_the_same_and_leave_no_click_o
     assert main(["check", "-q", str(runs[0])]) == 0
 
 
-def test_a_user_who_is_forgotten_is_in_no_click_that_waits_or_is_looked_back_on(home: Path, tmp_path: Path) -> None:
+def test_a_forgotten_user_is_in_no_waiting_click_and_no_history(home: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(home / "run", tmp_path / "run"))
     continue_run(run, logs(home)[1])
     kept = Dataset.open(periods.of_number(run, 1) / "data").clicks()

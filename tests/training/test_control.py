@@ -1,4 +1,4 @@
-"""Lengthening, stopping and validating runs: what is asked is done, or refused before anything is written."""
+"""Test extending, stopping and validating runs. A request is carried out or refused before anything is written."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from stratarec.training.trainer import Trainer
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluations of several batches."""
+    """Use several batches in an evaluation."""
     monkeypatch.setattr(evaluate, "BATCH", 200)
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a prepared data set, and one without a validation split."""
+    """Return a folder with a prepared data set, and one without a validation split."""
     root = tmp_path_factory.mktemp("control")
     prepared(Recipe.from_dict(tiny(root)).data)
     prepared(Recipe.from_dict(without_validation(root)).data)
@@ -48,8 +48,8 @@ def without_validation(root: Path, **train: Any) -> dict[str, Any]:
     return config
 
 
-class Said(SilentProgress):
-    """Keeps the messages."""
+class RecordingProgress(SilentProgress):
+    """Record the messages."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -65,7 +65,7 @@ def make_recipe(home: Path, run: Path, **train: Any) -> Recipe:
 
 
 def contents(run: Path) -> dict[str, bytes]:
-    """Every file of a run but TensorBoard's."""
+    """Return the content of every file of a run except TensorBoard's."""
     files = [path for path in run.rglob("*") if path.is_file() and "tensorboard" not in path.parts]
     return {str(path.relative_to(run)): path.read_bytes() for path in files}
 
@@ -98,7 +98,7 @@ LONGER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("how", LONGER)
-def test_a_finished_run_that_is_lengthened_ends_as_one_of_that_length(home: Path, tmp_path: Path, how: str) -> None:
+def test_an_extended_run_matches_a_run_of_that_length(home: Path, tmp_path: Path, how: str) -> None:
     short, long = LONGER[how]
     train(make_recipe(home, tmp_path / "whole", **long))
     train(make_recipe(home, tmp_path / "parts", **short))
@@ -116,7 +116,9 @@ def test_a_finished_run_that_is_lengthened_ends_as_one_of_that_length(home: Path
     )
 
 
-def test_a_run_is_claimed_before_it_is_built(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_directory_is_claimed_before_the_model_is_built(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = make_recipe(home, tmp_path / "a", max_steps=3)
     train(recipe)
 
@@ -130,18 +132,18 @@ def test_a_run_is_claimed_before_it_is_built(home: Path, tmp_path: Path, monkeyp
     with refuses(ConfigError, "built"):
         Trainer(recipe, Dataset.open(recipe.data.path)).train(overwrite=True)
     assert contents(tmp_path / "a") == before
-    # A run that cannot be built leaves nothing.
+    # A run that cannot be built leaves no files.
     with refuses(ConfigError, "built"):
         train(make_recipe(home, tmp_path / "b"))
     assert not (tmp_path / "b").exists()
 
 
-def test_a_finished_run_gives_its_result_again(home: Path, tmp_path: Path) -> None:
+def test_a_finished_run_reports_its_result_again(home: Path, tmp_path: Path) -> None:
     train(make_recipe(home, tmp_path / "a", max_steps=5))
     before = contents(tmp_path / "a")
     for change in ({}, {"log_every": 3, "checkpoint": {"keep": 7}, "threads": 1}):
         recipe = make_recipe(home, tmp_path / "a", max_steps=5, **change)
-        trainer = Trainer(recipe, Dataset.open(recipe.data.path), progress := Said())
+        trainer = Trainer(recipe, Dataset.open(recipe.data.path), progress := RecordingProgress())
         assert trainer.train(resume=True) == result(tmp_path / "a")
         assert f"{tmp_path / 'a'} is already complete" in progress.lines[-1]
     assert contents(tmp_path / "a") == before
@@ -158,7 +160,7 @@ def test_more_patience_resumes_a_run_that_was_stopped_early(home: Path, tmp_path
     assert result(tmp_path / "whole")["test"] == result(tmp_path / "parts")["test"]
 
 
-def test_another_metric_cannot_resume_where_its_best_checkpoint_is_gone(home: Path, tmp_path: Path) -> None:
+def test_another_metric_cannot_resume_if_its_best_checkpoint_is_deleted(home: Path, tmp_path: Path) -> None:
     options = {"eval_every": 5, "embedding": {"learning_rate": 3.0}, "checkpoint": {"keep": 1}}
     trained = train(make_recipe(home, tmp_path / "a", epochs=1, **options))
     best = max(trained.state.evaluations, key=lambda entry: entry["auc"])
@@ -170,7 +172,7 @@ def test_another_metric_cannot_resume_where_its_best_checkpoint_is_gone(home: Pa
 
 
 def interrupt_evaluation(trainer: Trainer, number: int) -> None:
-    """Ctrl-C in the middle of an evaluation, counted from 1 and the test included."""
+    """Raise KeyboardInterrupt in the middle of an evaluation. Evaluations count from 1 and include the test."""
     model, begin, begun = trainer.model, trainer.model.eval, 0
 
     def evaluated() -> CTRModel:
@@ -191,7 +193,7 @@ def interrupt_evaluation(trainer: Trainer, number: int) -> None:
 
 @pytest.fixture(scope="module")
 def uninterrupted(home: Path) -> Callable[[str, dict[str, Any]], Path]:
-    """Runs without interrupts, each trained once for all the tests that compare with it."""
+    """Return runs without interrupts. Each is trained once for all tests that compare with it."""
     done: dict[str, Path] = {}
 
     def run(name: str, options: dict[str, Any]) -> Path:
@@ -262,7 +264,7 @@ evaluation.Loader.epoch = epoch
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_a_signal_in_the_final_test_is_one_line_and_its_own_exit_code(
+def test_a_signal_in_the_final_test_is_one_line_and_has_its_own_exit_code(
     home: Path, tmp_path: Path, name: str, code: int
 ) -> None:
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(make_recipe(home, tmp_path / "a", max_steps=4).to_dict()))
@@ -274,7 +276,7 @@ def test_a_signal_in_the_final_test_is_one_line_and_its_own_exit_code(
     assert result(tmp_path / "a")["test"]
 
 
-def test_a_checkpoint_that_was_being_rewritten_is_recovered(home: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_interrupted_while_it_was_rewritten_is_recovered(home: Path, tmp_path: Path) -> None:
     recipe = make_recipe(home, tmp_path / "a", max_steps=20)
     train(make_recipe(home, tmp_path / "a", max_steps=14))
     newest = last(tmp_path / "a")
@@ -286,7 +288,7 @@ def test_a_checkpoint_that_was_being_rewritten_is_recovered(home: Path, tmp_path
 
 
 def settings() -> tuple[Any, ...]:
-    """torch's settings of the process."""
+    """Return torch's settings of the process."""
     return (
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
@@ -316,7 +318,7 @@ ENDINGS: dict[str, tuple[dict[str, Any], Callable[[Trainer], None], type[BaseExc
 
 @pytest.mark.parametrize("how", ENDINGS)
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_trainer_gives_torchs_settings_back(home: Path, tmp_path: Path, how: str, strict: bool) -> None:
+def test_a_trainer_restores_torchs_settings(home: Path, tmp_path: Path, how: str, strict: bool) -> None:
     options, prepare_end, error = ENDINGS[how]
     torch.use_deterministic_algorithms(strict, warn_only=False)
     torch.manual_seed(17)

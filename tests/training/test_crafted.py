@@ -1,4 +1,4 @@
-"""Checkpoints from another writer: every hash fits, and the content is none that `train` writes."""
+"""Test checkpoints of other writers: every hash is right, but `train` never writes such content."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ from stratarec.training.trainer import Trainer
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs with tables in memory and with a cache; the last checkpoint of the first is a chain of several files."""
+    """Train runs with tables in memory and with a cache.
+
+    The last checkpoint of the first run is a chain of several files.
+    """
     root = tmp_path_factory.mktemp("crafted")
     make_log(root)
     prepare(make_recipe(root, root / "plain").data)
@@ -45,7 +48,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rewrite(run: Path, change: Callable[[dict[str, Any], Path], object]) -> None:
-    """Change the last checkpoint; its state is sealed again."""
+    """Change the last checkpoint and seal its state again."""
     path = last(run)
     content = json.loads((path / "state.json").read_text())
     change(content, path)
@@ -54,7 +57,7 @@ def rewrite(run: Path, change: Callable[[dict[str, Any], Path], object]) -> None
 
 
 def rows_file(entry: dict[str, Any], path: Path, rows: np.ndarray[Any, Any], records: np.ndarray[Any, Any]) -> None:
-    """Write rows and records as `write_rows` does, whatever they are; the manifest's entry follows."""
+    """Write rows and records as `write_rows` does, without validation, and update the entry of the manifest."""
     header = json.dumps(
         {
             "__metadata__": {"format": "stratarec rows 1"},
@@ -71,8 +74,8 @@ def rows_file(entry: dict[str, Any], path: Path, rows: np.ndarray[Any, Any], rec
     entry.update(rows=len(rows), hash=file_hash(path))
 
 
-def doubled(part: str, again: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Callable[..., None]:
-    """Other row numbers in the first file of a group's home or slots."""
+def change_rows(part: str, again: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> Callable[..., None]:
+    """Replace row numbers in the first file of a group's home or slots."""
 
     def change(content: dict[str, Any], path: Path) -> None:
         group = content["tables"]["groups"][0]
@@ -95,11 +98,11 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("name", "part", "again", "message"), ROWS)
-def test_duplicate_rows_and_rows_outside_are_named(
+def test_duplicate_and_out_of_range_rows_are_named(
     home: Path, tmp_path: Path, name: str, part: str, again: Any, message: str
 ) -> None:
     shutil.copytree(home / name, tmp_path / "run")
-    rewrite(tmp_path / "run", doubled(part, again))
+    rewrite(tmp_path / "run", change_rows(part, again))
     with refuses(CheckpointError, message) as caught, open_run(tmp_path / "run"):
         pass
     assert "safetensors" in str(caught.value)
@@ -118,7 +121,7 @@ NETWORKS: list[tuple[Callable[[torch.Tensor], torch.Tensor], str]] = [
 
 @pytest.mark.parametrize(("change", "message"), NETWORKS)
 @pytest.mark.parametrize("name", ["network", "optimizer"])
-def test_tensors_of_another_type_shape_or_no_number_are_named(
+def test_tensors_of_another_type_or_shape_and_non_finite_tensors_are_named(
     home: Path, tmp_path: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor], message: str
 ) -> None:
     def put(content: dict[str, Any], path: Path) -> None:
@@ -136,13 +139,13 @@ def test_tensors_of_another_type_shape_or_no_number_are_named(
         trainer.train(resume=True)
 
 
-def test_random_numbers_behind_their_table_are_none(home: Path, tmp_path: Path) -> None:
+def test_random_states_with_an_invalid_position_are_refused(home: Path, tmp_path: Path) -> None:
     def put(content: dict[str, Any], path: Path) -> None:
         file = path / "optimizer.safetensors"
         tensors = load_file(file)
         words = tensors["random"].numpy()
         words[8:12].view(np.int32)[0], words[16:24].view(np.uint64)[0] = 624, 2
-        torch.Generator().set_state(tensors["random"])  # what torch itself lets pass
+        torch.Generator().set_state(tensors["random"])  # torch itself accepts this state
         save_file(tensors, file)
         content["hashes"][file.name] = file_hash(file)
 
@@ -153,8 +156,8 @@ def test_random_numbers_behind_their_table_are_none(home: Path, tmp_path: Path) 
         Trainer(recipe, Dataset.open(recipe.data.path)).train(resume=True)
 
 
-def test_rows_that_are_no_numbers_give_no_scores(home: Path, tmp_path: Path) -> None:
-    """Rows are not looked through when they are loaded; what comes of them is."""
+def test_rows_that_are_not_finite_give_no_scores(home: Path, tmp_path: Path) -> None:
+    """Rows are not checked when they are loaded, but scores are checked."""
 
     def put(content: dict[str, Any], path: Path) -> None:
         for group in content["tables"]["groups"]:
@@ -172,8 +175,8 @@ def test_rows_that_are_no_numbers_give_no_scores(home: Path, tmp_path: Path) -> 
     assert not (tmp_path / "scores.parquet").exists()
 
 
-def test_clocks_of_rows_that_no_run_has_are_those_of_new_rows(home: Path, tmp_path: Path) -> None:
-    """A clock below 0 would have rows take steps whose numbers lie in front of those there are."""
+def test_impossible_clocks_of_rows_mean_new_rows(home: Path, tmp_path: Path) -> None:
+    """A negative clock would make rows apply steps before the first one."""
     recipe = make_recipe(home, tmp_path / "run")
     rows = RowOptimizerConfig(kind="adam", rows="all")
     recipe = replace(recipe, train=replace(recipe.train, embedding=rows))
@@ -198,7 +201,7 @@ def test_clocks_of_rows_that_no_run_has_are_those_of_new_rows(home: Path, tmp_pa
 
 
 def _at(**changes: Any) -> Callable[[dict[str, Any], Path], object]:
-    """Other numbers in the parts of the state that have these names."""
+    """Replace numbers in the parts of the state with these names."""
     return lambda content, _: [content[part].update(found) for part, found in changes.items()]
 
 
@@ -215,7 +218,7 @@ STATES = [
 
 
 @pytest.mark.parametrize(("change", "message"), STATES)
-def test_numbers_that_no_training_gives_are_named(
+def test_numbers_that_training_never_writes_are_named(
     home: Path, tmp_path: Path, change: Callable[[dict[str, Any], Path], object], message: str
 ) -> None:
     shutil.copytree(home / "plain", tmp_path / "run")
@@ -225,7 +228,7 @@ def test_numbers_that_no_training_gives_are_named(
 
 
 @pytest.mark.parametrize("lost", ["seed", "dense", "embedding"])
-def test_a_run_begins_with_one_whose_checkpoint_records_less_of_its_training(
+def test_a_run_starts_from_a_checkpoint_that_records_less_of_its_training(
     home: Path, tmp_path: Path, lost: str
 ) -> None:
     shutil.copytree(home / "plain", tmp_path / "run")
@@ -234,8 +237,8 @@ def test_a_run_begins_with_one_whose_checkpoint_records_less_of_its_training(
     assert trainer.train(earlier=tmp_path / "run")["steps"] == 1
 
 
-def test_a_row_of_two_files_of_a_chain_is_that_of_the_later_one(home: Path, tmp_path: Path) -> None:
-    """Deltas override: a file that comes twice under two names changes nothing."""
+def test_the_later_file_of_a_chain_determines_a_row(home: Path, tmp_path: Path) -> None:
+    """Deltas override earlier files, so a file that occurs twice under two names changes nothing."""
 
     def twice(content: dict[str, Any], path: Path) -> None:
         group = content["tables"]["groups"][0]

@@ -1,4 +1,6 @@
-"""Where curves go: every library has the points that training has, without a network; one that fails costs no run."""
+"""Test the writers of curves: every library receives the points of training without a network, and one that fails does
+not end the run.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-class Told(SilentProgress):
+class RecordingProgress(SilentProgress):
     def __init__(self) -> None:
         self.said: list[str] = []
         self.points: list[tuple[int, dict[str, float]]] = []
@@ -42,45 +44,45 @@ class Told(SilentProgress):
 
 @pytest.fixture(autouse=True)
 def quiet(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """Standard output is for results: no library greets there."""
+    """Standard output is for results, so no library may print a greeting there."""
     yield
     assert capsys.readouterr().out == ""
 
 
-def trained(home: Path, run: Path, kind: str, told: Told) -> dict[str, Any]:
+def trained(home: Path, run: Path, kind: str, progress: RecordingProgress) -> dict[str, Any]:
     content = tiny(home, run=str(run), epochs=1, log_every=4, curves=[kind])
     recipe = Recipe.from_dict(content)
-    return Trainer(recipe, Dataset.open(recipe.data.path), told).train()
+    return Trainer(recipe, Dataset.open(recipe.data.path), progress).train()
 
 
-def losses(told: Told) -> list[float]:
-    results = [(step, values["train/loss"]) for step, values in told.points if "train/loss" in values]
+def losses(progress: RecordingProgress) -> list[float]:
+    results = [(step, values["train/loss"]) for step, values in progress.points if "train/loss" in values]
     assert [step for step, _ in results] == STEPS
     return [loss for _, loss in results]
 
 
-def test_tensorboard_has_what_progress_receives(home: Path, tmp_path: Path) -> None:
+def test_tensorboard_has_the_points_that_progress_receives(home: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    told = Told()
-    trained(home, tmp_path / "run", "tensorboard", told)
+    progress = RecordingProgress()
+    trained(home, tmp_path / "run", "tensorboard", progress)
     result = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     result.Reload()
-    assert [each.value for each in result.Scalars("train/loss")] == pytest.approx(losses(told))
+    assert [each.value for each in result.Scalars("train/loss")] == pytest.approx(losses(progress))
     assert result.Scalars("valid/auc")[-1].step == 32
 
 
-def test_what_is_not_installed_is_named_before_anything_is_written(
+def test_a_missing_library_is_named_before_anything_is_written(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(curve_writers, "find_spec", lambda name: None)
     with refuses(ConfigError, "train.curves stratarec[mlflow]"):
-        trained(home, tmp_path / "run", "mlflow", Told())
+        trained(home, tmp_path / "run", "mlflow", RecordingProgress())
     assert not (tmp_path / "run").exists()
 
 
-class Failing:
-    """A library whose network goes away."""
+class FailingCurves:
+    """A writer whose network fails."""
 
     def __init__(self, of: CurvesOf) -> None:
         self.closed = 0
@@ -93,12 +95,12 @@ class Failing:
         raise AssertionError("it is not asked again")
 
 
-def test_a_library_that_fails_costs_its_curves_and_not_the_run(
+def test_a_library_that_fails_costs_its_curves_but_not_the_run(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stratarec.reporting.curve_writers.TensorBoardCurves", Failing)
-    told = Told()
-    assert trained(home, tmp_path / "run", "tensorboard", told)["steps"] == 32
-    assert [line for line in told.said if "curves" in line] == [
+    monkeypatch.setattr("stratarec.reporting.curve_writers.TensorBoardCurves", FailingCurves)
+    progress = RecordingProgress()
+    assert trained(home, tmp_path / "run", "tensorboard", progress)["steps"] == 32
+    assert [line for line in progress.said if "curves" in line] == [
         "no more curves are written to tensorboard: ConnectionError: no route to host"
     ]

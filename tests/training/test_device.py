@@ -1,6 +1,6 @@
-"""The network on a device, rows where they are: on a device that is lazy, by the bits of the CPU.
+"""Test the network on a device with rows in host memory. The device is lazy and computes with the bits of the CPU.
 
-What a real device would show besides (numerics of its kernels, its speed, errors in mid-run) nothing here does.
+A lazy device does not show the numerics of real kernels, their speed, or errors in mid-run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels.runtime.accelerator import device_errors
 from stratarec.training.torch_setup import device_of
 
-# Products of pairs, and sums over runs and pairs, are made in another order there.
+# These models add products of pairs, or sums over runs and pairs, in another order.
 OTHER_ORDERS = ("dlrm", "din")
 FEW = ("dcnv2", "grouped windows, attention", "runs under a dlrm", "dropout and normalization", "rows in a cache")
 
@@ -33,23 +33,24 @@ def compared(names: tuple[str, ...], steps: int, **options: str) -> None:
     actual = device_jobs.run(f"device_jobs.compare({names!r}, {steps})", **options)
     for name, (expected, got) in actual.items():
         same = CASES[name]["kind"] not in OTHER_ORDERS and not CASES[name].get("grouped")
-        # Adam on all rows makes steps of a rounding's sign: what sums of another order differ by grows, to 3e-4 so far.
+        # Adam on all rows steps by the sign of rounding errors, so differences from another order of sums grow; 3e-4
+        # was seen.
         grown = steps > 40 and name == "recipe taobaoad_x1"
         assert got == pytest.approx(expected, rel=0, abs=0.0 if same else 1e-3 if grown else 1e-6), name
 
 
-def test_losses_are_those_of_the_cpu_and_a_step_waits_once() -> None:
+def test_losses_match_the_cpu_and_a_step_waits_once() -> None:
     compared(FEW, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_losses_are_those_of_the_cpu_by_any_schedule(schedule: str) -> None:
+def test_losses_match_the_cpu_under_any_schedule(schedule: str) -> None:
     compared(tuple(CASES) if schedule == SCHEDULES[-1] else FEW, 3, schedule=schedule)
 
 
 @pytest.mark.slow
-def test_many_steps_of_each_model_and_shipped_recipe_are_those_of_the_cpu() -> None:
+def test_many_steps_of_each_model_and_shipped_recipe_match_the_cpu() -> None:
     assert {case["kind"] for case in SHIPPED.values()} == {"dlrm", "dcnv2", "din"}
     compared((*(kind for kind in KINDS if kind not in ("dlrm", "dcnv2", "din")), *SHIPPED), 41, schedule="all-lazy")
 
@@ -62,13 +63,13 @@ def test_a_run_resumes_on_another_device_with_the_same_bits(tmp_path: Path, sche
 
 
 @pytest.mark.slow
-def test_a_device_that_fails_in_mid_run_is_one_line_and_the_last_checkpoint_is_good(tmp_path: Path) -> None:
+def test_a_device_failure_in_mid_run_is_one_line_and_the_last_checkpoint_is_valid(tmp_path: Path) -> None:
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     said = device_jobs.run(f"device_jobs.failures({str(tmp_path)!r})", environment=cache)
     expected = {
         "chip": "lazy:0 failed (lazy error: an illegal memory access was encountered); ",
         "memory": "lazy:0 has too little memory for batches of 128 samples; ",
-        "pinned": "bytes of pinned memory for lazy:0 were refused (",  # and the run goes on
+        "pinned": "bytes of pinned memory for lazy:0 were refused (",  # and the run resumes
     }
     assert said.pop("whole", []) == []
     assert said.keys() == expected.keys()
@@ -80,7 +81,7 @@ def test_a_device_that_fails_in_mid_run_is_one_line_and_the_last_checkpoint_is_g
 
 
 @pytest.mark.slow
-def test_too_little_memory_for_a_batch_names_one_that_fits(tmp_path: Path) -> None:
+def test_too_little_memory_for_a_batch_names_a_batch_size_that_fits(tmp_path: Path) -> None:
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     too_large, none = device_jobs.run(f"device_jobs.small_memory({str(tmp_path)!r})", environment=cache)
     result = re.search(r"batches of 512 samples; batches of (\d+) fit: set train.batch_size to (\d+), or", too_large)
@@ -91,13 +92,13 @@ def test_too_little_memory_for_a_batch_names_one_that_fits(tmp_path: Path) -> No
         raise torch.OutOfMemoryError
 
 
-def test_a_doctor_finds_a_device_that_computes_something_else(tmp_path: Path) -> None:
+def test_doctor_detects_a_device_that_computes_wrong_results(tmp_path: Path) -> None:
     healthy, damaged = device_jobs.run("device_jobs.verified()", environment={"XDG_CACHE_HOME": str(tmp_path)})
     assert healthy == []
     assert [finding[0] for finding in damaged] == ["operations"]
 
 
-def test_a_device_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_device_is_one_line(tmp_path: Path) -> None:
     cases = [
         ("", "cuda", "is built for"),
         ("", "gpu", "expected cpu, or a device such as cuda"),
@@ -116,7 +117,7 @@ def test_a_device_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         assert "set train.device to cpu" in line or name == "gpu"
 
 
-def test_no_study_begins_on_a_device_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_study_starts_on_a_missing_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path, device="gpu:x")))
     given = ["tune", str(tmp_path / "r.yaml"), "-o", str(tmp_path / "study"), "--space", "train.seed=choice(1,2)"]
     assert main(given) == 2
@@ -124,6 +125,6 @@ def test_no_study_begins_on_a_device_that_is_not_there(tmp_path: Path, capsys: p
     assert not (tmp_path / "study").exists()
 
 
-def test_ranks_have_no_devices() -> None:
+def test_several_ranks_cannot_use_devices() -> None:
     with refuses(ConfigError, "ranks 2 CPU"):
         device_of("cuda", 2)

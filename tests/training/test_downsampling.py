@@ -1,4 +1,4 @@
-"""Negatives that training leaves out: fewer samples to train on, probabilities of the whole log."""
+"""Test downsampling of negatives: training uses fewer samples, and predictions have the click rate of the full log."""
 
 from __future__ import annotations
 

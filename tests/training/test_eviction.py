@@ -1,4 +1,6 @@
-"""Values that lose their rows: which, what is left of them, and that who serves by deltas has the same scores."""
+"""Test values that lose their rows: which they are, what remains of them, and that a server that applies deltas has the
+same scores.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ EVICT = {"evict": {"item": {"idle": "1d"}, "user": {"keep": 40}}, "min_count": 4
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three days that values come and go in, an export after each and the deltas between them; all in one go, too."""
+    """Train three days with changing values.
+
+    Write an export after each day and the deltas between them. Also train all days in one command.
+    """
     root = tmp_path_factory.mktemp("evicted")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write_delta, "_MOST", 1.0)
@@ -39,8 +44,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def expected(home: Path) -> tuple[list[list[Any]], list[list[Any]]]:
-    """Values of items and of users by place after each day, by a loop over the logs."""
+def expected_values(home: Path) -> tuple[list[list[Any]], list[list[Any]]]:
+    """Return the values of items and of users by row after each day, computed by a loop over the logs."""
     first = Dataset.open(home / "data")
     numbers = np.concatenate([*first.row_numbers("train")])
     logs = [pl.read_parquet(home / "day-0.parquet")[numbers - 1]]
@@ -61,7 +66,7 @@ def expected(home: Path) -> tuple[list[list[Any]], list[list[Any]]]:
         user = Counter(log["user"].to_list())
         recent = {value: recent.get(value, 0.0) * faded + user[value] for value in {*recent, *user}}
         counts["user"].update(user)
-        if data.exists():  # its counts of items are of histories, too
+        if data.exists():  # counts of items include those in histories
             counts["item"] = Counter(
                 dict(Dataset.open(data).carried_counts("item").select("value", "count").iter_rows())
             )
@@ -76,13 +81,13 @@ def expected(home: Path) -> tuple[list[list[Any]], list[list[Any]]]:
     return items, users
 
 
-def test_values_that_are_idle_or_worth_least_lose_their_rows_and_come_back_at_new_ones(home: Path) -> None:
-    items, users = expected(home)
+def test_idle_and_least_used_values_lose_their_rows_and_return_at_new_ones(home: Path) -> None:
+    items, users = expected_values(home)
     for number in (2, 3):
         dataset = Dataset.open(periods.of_number(home / "whole", number) / "data")
         assert dataset.vocabulary("user").values.to_list() == users[number]
     assert sum(value is not None for value in users[3]) == 40
-    # Of items the first day's counts are gone, so that only what stays of them can be told.
+    # The first day's counts of items are removed, so only the remaining ones can be compared.
     last_data = Dataset.open(periods.of_number(home / "whole", 3) / "data")
     values = last_data.vocabulary("item").values.to_list()
     assert set(items[3]) - {None} == set(values) - {None}
@@ -94,8 +99,11 @@ def test_values_that_are_idle_or_worth_least_lose_their_rows_and_come_back_at_ne
     assert actual.evicted == users[3].count(None) - users[2].count(None)
     assert actual.admitted == len(users[3]) - len(users[2])
     vocabulary = last_data.vocabulary("user")
-    gone = next(value for value in before if value not in users[3])
-    assert vocabulary.encode(pl.Series([gone])).tolist() == vocabulary.tail_ids(pl.Series([gone])).tolist()
+    removed_value = next(value for value in before if value not in users[3])
+    assert (
+        vocabulary.encode(pl.Series([removed_value])).tolist()
+        == vocabulary.tail_ids(pl.Series([removed_value])).tolist()
+    )
     assert vocabulary.counts[5:][[value is None for value in users[3]]].sum() == 0
 
 
@@ -105,22 +113,22 @@ def test_periods_that_evict_have_the_same_bits_in_one_command_and_in_several(hom
     assert main(["check", "-q", str(home / "run")]) == 0
 
 
-def test_deltas_carry_removed_values_so_that_scores_are_those_of_the_full_export(home: Path) -> None:
+def test_deltas_carry_removed_values_so_that_scores_match_the_full_export(home: Path) -> None:
     scorer, users = Scorer.open(home / "0"), Dataset.open(home / "data").vocabulary("user").values.to_list()
     log = pl.concat([pl.read_parquet(home / f"day-{day}.parquet") for day in (0, 3)])
     rows = log.with_columns(pl.concat_list("item", pl.col("item") + 1).alias("seen"))
     assert rows["user"].is_in(users).any()
     for day in (1, 2, 3):
         scorer.update(home / f"{day}.delta")
-        whole = Scorer.open(home / str(day))
-        assert scorer.manifest == whole.manifest
-        assert np.array_equal(scorer.score(rows), whole.score(rows))
+        full = Scorer.open(home / str(day))
+        assert scorer.manifest == full.manifest
+        assert np.array_equal(scorer.score(rows), full.score(rows))
         one = rows[:1].to_dict(as_series=False)
-        assert scorer.score(one) == whole.score(one)
-    # Over all days at once: values that came and went in between are holes from the start.
+        assert scorer.score(one) == full.score(one)
+    # Over all days at once: values that came and were removed in between leave holes from the start.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write_delta, "_MOST", 1.0)
         assert write_delta.write_delta(ExportedModel.open(home / "0"), home / "3", home / "leap") is not None
     leap = Scorer.open(home / "0")
     leap.update(home / "leap")
-    assert np.array_equal(leap.score(rows), whole.score(rows))
+    assert np.array_equal(leap.score(rows), full.score(rows))

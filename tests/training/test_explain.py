@@ -1,4 +1,4 @@
-"""What a model goes by: against naive permutations, the raw log, and models whose parts are known."""
+"""Compare explanations with naive permutations, with the raw log, and with models whose parts are known."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLUMNS = ["x", "y", "item", "city", "tags", "last", "before"]
 
 
 def write_log(root: Path) -> pl.DataFrame:
-    """Clicks follow `x` and `item`; likes follow `y`, where they are known; `city` is noise."""
+    """Write a log: clicks follow `x` and `item`, likes follow `y` where they are known, and `city` is noise."""
     draws = np.random.default_rng(6)
     x, y, item = draws.exponential(20, ROWS).round(), draws.normal(3, 2, ROWS), draws.integers(0, 20, ROWS)
     click = draws.random(ROWS) < 1 / (1 + np.exp(-3 * (np.log1p(x) - 3.2 + (item % 4 == 0) * 2)))
@@ -84,7 +84,7 @@ def content(root: Path, model: dict[str, Any], *, weights: bool = True, **train:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on two labels, and its log."""
+    """Return a run on two labels, and its log."""
     result = tmp_path_factory.mktemp("explain")
     write_log(result)
     model = {"kind": "dlrm", "bottom_mlp": [8], "top_mlp": [16], "history": {"pooling": "target_attention"}}
@@ -105,8 +105,10 @@ def probe_of(trained: TrainedModel, samples: int = 4096) -> Probe:
     return Probe(trained.model, trained.dataset, draw_samples(trained.dataset, "test", samples, 1), "float32")
 
 
-def naively(trained: TrainedModel, batch: Batch, column: Column, order: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Logits where sample i has a column's values of sample ``order[i]``, list by list."""
+def permuted_logits(
+    trained: TrainedModel, batch: Batch, column: Column, order: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """Return the logits of samples in which sample i has the column's values of sample ``order[i]``."""
     dense, bags = batch.dense.clone(), {}
     for row, other in enumerate(order):
         if column.dense is not None:
@@ -130,7 +132,7 @@ def naively(trained: TrainedModel, batch: Batch, column: Column, order: np.ndarr
 
 
 def components(label: np.ndarray[Any, Any], score: np.ndarray[Any, Any], weight: np.ndarray[Any, Any]) -> Any:
-    """DeLong's structural components, pair by pair."""
+    """Return DeLong's structural components, computed pair by pair."""
     wins = (score[:, None] > score[None, :]) + 0.5 * (score[:, None] == score[None, :])
     positive, negative = np.flatnonzero(label == 1), np.flatnonzero(label == 0)
     pairs = wins[np.ix_(positive, negative)]
@@ -142,7 +144,7 @@ def components(label: np.ndarray[Any, Any], score: np.ndarray[Any, Any], weight:
     )
 
 
-def test_importance_is_that_of_naive_permutations(trained: TrainedModel) -> None:
+def test_importance_matches_naive_permutations(trained: TrainedModel) -> None:
     probe = probe_of(trained, 300)
     columns = columns_of(trained.dataset.schema)
     assert [column.name for column in columns] == COLUMNS
@@ -150,10 +152,10 @@ def test_importance_is_that_of_naive_permutations(trained: TrainedModel) -> None
     result = importance(probe, columns, repeats=2, seed=4, progress=SilentProgress())
     batch = probe.batch
     assert batch.weight is not None
-    base = naively(trained, batch, Column(name=""), np.arange(batch.size))
+    base = permuted_logits(trained, batch, Column(name=""), np.arange(batch.size))
     for place, column in enumerate(columns):
         orders = [np.random.default_rng([4, place, repeat]).permutation(batch.size) for repeat in range(2)]
-        permuted = [naively(trained, batch, column, order) for order in orders]
+        permuted = [permuted_logits(trained, batch, column, order) for order in orders]
         for number, name in enumerate(("click", "like")):
             label, weight = batch.label[:, number].numpy(), batch.weight.numpy().astype(np.float64)
             known = np.flatnonzero(~np.isnan(label) & (weight > 0))
@@ -183,7 +185,7 @@ def test_importance_is_that_of_naive_permutations(trained: TrainedModel) -> None
             assert one.auc_drop.margin == pytest.approx(1.959964 * math.sqrt(variance), abs=1e-6)
 
 
-def test_a_sum_of_parts_is_reported_and_curves_are_those_of_the_log(
+def test_an_additive_model_is_reported_and_its_curves_match_the_log(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_log(tmp_path)
@@ -198,7 +200,7 @@ def test_a_sum_of_parts_is_reported_and_curves_are_those_of_the_log(
     assert main(["explain", run, str(tmp_path / "log.parquet"), "--row", "5", "-q", "--json"]) == 0
     parts = json.loads(capsys.readouterr().out)["labels"]["click"]
     assert parts["together"] == pytest.approx(0, abs=1e-5)
-    # A log in which a row lacks a value, or all have one: another way to the same.
+    # A log in which one row or all rows have no value take another path to the same result.
     log = pl.read_parquet(tmp_path / "log.parquet")
     other = log.with_columns(item=pl.when(pl.int_range(ROWS) == 4).then(None).otherwise(pl.col("item")))
     logit = np.log(score := predicted(run, other, tmp_path)) - np.log1p(-score)

@@ -1,4 +1,6 @@
-"""Writing exports and predictions: all of it or nothing, whatever the disk or others do."""
+"""Test that exports and predictions are written completely or not at all, whatever happens to the disk or the
+folder.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def size(path: Path) -> int:
 
 
 def limited(arguments: tuple[str, ...], run: Path, output: Path, limit: int) -> subprocess.CompletedProcess[str]:
-    """A command in a process whose files have at most `limit` bytes."""
+    """Run a command in a process whose files may have at most `limit` bytes."""
     before = (
         "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
@@ -48,7 +50,7 @@ def limited(arguments: tuple[str, ...], run: Path, output: Path, limit: int) -> 
 
 
 @pytest.mark.slow
-def test_a_file_that_cannot_be_written_whole_leaves_nothing(run: Path, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_completely_leaves_nothing(run: Path, tmp_path: Path) -> None:
     assert main(["export", "-q", str(run), "-o", str(tmp_path / "whole")]) == 0
     sizes = sorted({path.stat().st_size for path in (tmp_path / "whole").rglob("*") if path.is_file()})
     shutil.rmtree(tmp_path / "whole")
@@ -83,7 +85,7 @@ def test_a_full_disk_leaves_nothing(
     assert size(small_disk / "out.parquet") == needed
 
 
-def test_what_is_there_is_never_replaced_nor_followed(run: Path, tmp_path: Path) -> None:
+def test_existing_files_and_links_are_neither_replaced_nor_followed(run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "nowhere").symlink_to(tmp_path / "target")
@@ -102,7 +104,7 @@ def test_what_is_there_is_never_replaced_nor_followed(run: Path, tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.tmp", "file", "folder", "nowhere", "out"]
 
 
-def test_weights_that_are_no_numbers_are_not_exported(run: Path, tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_not_exported(run: Path, tmp_path: Path) -> None:
     with open_run(run) as trained:
         name = trained.model.embeddings.tables[3].name
         trained.model.embeddings.table(name)["weight"][0, 0] = float("nan")
@@ -136,11 +138,11 @@ def test_a_killed_export_is_no_export(run: Path, tmp_path: Path) -> None:
     for mine in (".out.tmp", ".out.0123456789abcdef.tmp", ".output.0123456789abcdef.tmp"):
         (tmp_path / mine).mkdir()
         (tmp_path / mine / "mine").touch()
-    held = lock_directory(Path(shutil.copytree(left, tmp_path / ".out.fedcba9876543210.tmp")))
+    locked = lock_directory(Path(shutil.copytree(left, tmp_path / ".out.fedcba9876543210.tmp")))
     assert main(["export", "-q", str(run), "-o", str(tmp_path / "out")]) == 0
-    os.close(held)
+    os.close(locked)
     Scorer.open(tmp_path / "out")
-    # What the killed one left is gone; what somebody else made or writes is not.
+    # Files of the killed export are removed. Files that another process created or writes stay.
     names = sorted(path.name for path in tmp_path.iterdir())
     kept = [".out.0123456789abcdef.tmp", ".out.fedcba9876543210.tmp", ".out.tmp", ".output.0123456789abcdef.tmp"]
     assert names == [*kept, "out"]

@@ -1,4 +1,4 @@
-"""A run reads a later log in any format, whatever the format of its own."""
+"""Test that a run reads a later log in any format, independent of the format of its first log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMATS = ("csv", "semicolons", "parquet", "jsonl")
 
 
 def log(day: int, rows: int) -> pl.DataFrame:
-    """Draw users and items as integers, times, missing numbers and lists: each format writes them in its own way."""
+    """Draw users and items as integers, times, missing numbers and lists. Each format writes them differently."""
     draws = np.random.default_rng(day)
     item = draws.integers(0, 40, rows)
     seconds = np.sort(draws.integers(day * 86_400, (day + 1) * 86_400, rows)).tolist()
@@ -44,7 +44,7 @@ def as_text(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def write(frame: pl.DataFrame, path: Path, form: str) -> str:
-    """Write a log in a format, and return its path."""
+    """Write a log in a format and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path = path.with_suffix(f".{form if form in ('parquet', 'jsonl') else 'csv'}")
     times = pl.col("at").dt.strftime("%Y-%m-%d %H:%M:%S")
@@ -94,7 +94,7 @@ def test_a_log_has_the_same_scores_in_every_format_and_as_a_frame(run: Path, tmp
         np.testing.assert_array_equal(predict(run, path), scores)
         np.testing.assert_array_equal(predict(run, path, *earlier), with_history)
     assert main(["export", "-q", str(run), "-o", str(tmp_path / "export")]) == 0
-    frame = frame.drop("click")  # without labels a log adds nothing to histories
+    frame = frame.drop("click")  # a log without labels adds nothing to histories
     scores = predict(run, write(frame, tmp_path / "unlabelled", "parquet"))
     scorer, without = Scorer.open(tmp_path / "export"), pl.lit([], dtype=pl.List(pl.Int64)).alias("before")
     text = as_text(frame)
@@ -102,7 +102,7 @@ def test_a_log_has_the_same_scores_in_every_format_and_as_a_frame(run: Path, tmp
         np.testing.assert_allclose(scorer.score(rows.with_columns(without)), scores[: len(rows)], rtol=2e-6)
 
 
-def test_a_run_continues_with_the_same_rows_in_another_format_to_the_same_model(run: Path, tmp_path: Path) -> None:
+def test_a_run_continued_with_the_same_rows_in_another_format_gives_the_same_model(run: Path, tmp_path: Path) -> None:
     models = []
     for form in FORMATS:
         copy = Path(shutil.copytree(run, tmp_path / form))

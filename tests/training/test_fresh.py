@@ -1,4 +1,6 @@
-"""Raw logs scored by a run: the numbers of its prepared data set, in the order of the log, labels or not."""
+"""Test scores of raw logs: they equal those of the prepared data set, in the order of the log, with or without
+labels.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def run_of(place: Path) -> str:
     return str(content["train"].get("run") or place / "runs" / content["name"])
 
 
-def test_a_raw_log_scores_as_its_data_set_does_in_its_own_order(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_raw_log_scores_like_its_data_set_in_its_own_order(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     run, output = run_of(place), place / "raw.parquet"
     parts = []
@@ -124,7 +126,7 @@ def test_rows_without_labels_have_the_history_of_earlier_logs(place: Path) -> No
 
 
 @pytest.mark.parametrize("ending", ["xlsx", "csv.gz", ""])
-def test_scores_have_the_format_that_their_ending_names(
+def test_scores_have_the_format_of_their_file_extension(
     place: Path, ending: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = place / f"scores.{ending}".rstrip(".")
@@ -144,7 +146,7 @@ CELLS = {
 }  # fmt: skip
 
 
-def test_cells_that_a_spreadsheet_would_run_are_text_when_that_is_asked_for(
+def test_cells_that_a_spreadsheet_would_execute_become_text_on_request(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frame = pl.read_parquet(place / "log.parquet").head(len(CELLS)).with_columns(pl.Series("=c", list(CELLS)))
@@ -182,7 +184,7 @@ def test_metrics_of_a_raw_log_and_by_a_column(place: Path, capsys: pytest.Captur
 
 
 def expected_ranks(log: pl.DataFrame, at: int) -> dict[str, tuple[float, int]]:
-    """Means over groups of a column ``group``, by scikit-learn, and how many there are."""
+    """Return means over the groups of a column ``group``, computed by scikit-learn, and their number."""
     gain, recall, area, sizes = [], [], [], []
     for _, part in log.group_by("group"):
         label, score = part["label"].to_numpy(), part["score"].to_numpy()
@@ -199,11 +201,11 @@ def expected_ranks(log: pl.DataFrame, at: int) -> dict[str, tuple[float, int]]:
     }
 
 
-def test_the_order_within_groups_is_reported(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of raw logs by any column, of splits by user."""
+def test_ranking_metrics_within_groups_are_reported(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Groups are any column of a raw log, or the users of a split."""
     run, log = run_of(place), str(place / name(place, "log"))
     raw = pl.read_parquet(place / "log.parquet")
-    whole = scores(place, log).with_columns(raw["who"], raw["country"])
+    all_scores = scores(place, log).with_columns(raw["who"], raw["country"])
     capsys.readouterr()
     arguments = ["--rank-by", "user", "--rank-by", "country", "--at", "3", "--at", "20"]
     assert main(["evaluate", "-q", run, log, *arguments]) == 0
@@ -212,8 +214,8 @@ def test_the_order_within_groups_is_reported(place: Path, capsys: pytest.Capture
     split = capsys.readouterr().out.splitlines()
     part = scores(place, "--split", "test").with_columns(raw["who"].gather(pl.Series(rows_of(place) - 1)))
     for lines, head, frame, places in (
-        (output, "log by who: 40 groups", whole.rename({"who": "group"}), (3, 20)),
-        (output, "log by country: 3 groups", whole.rename({"country": "group"}), (3, 20)),
+        (output, "log by who: 40 groups", all_scores.rename({"who": "group"}), (3, 20)),
+        (output, "log by country: 3 groups", all_scores.rename({"country": "group"}), (3, 20)),
         (split, f"test by user: {part['who'].n_unique()} groups", part.rename({"who": "group"}), (10,)),
     ):
         table = lines[lines.index(head) + 1 :]
@@ -221,7 +223,7 @@ def test_the_order_within_groups_is_reported(place: Path, capsys: pytest.Capture
         for at in places:
             for figure, (value, groups) in expected_ranks(frame, at).items():
                 found, interval, _, count = rows[figure]
-                # Scores that round to one probability may differ as logits.
+                # Scores that round to one probability may have different logits.
                 assert float(found) == pytest.approx(value, abs=2e-4), figure
                 low, high = map(float, interval.split("-"))
                 assert low <= float(found) <= high
@@ -229,7 +231,7 @@ def test_the_order_within_groups_is_reported(place: Path, capsys: pytest.Capture
 
 
 def rows_of(place: Path) -> NDArray[np.int64]:
-    """Of the log, the rows of the test split as it was scored last, counted from 1."""
+    """Return the rows of the log that were in the last scored test split, counted from 1."""
     actual: NDArray[np.int64] = pl.read_parquet(place / "out.parquet")["row"].to_numpy()
     return actual - int("csv" in place.name)
 
@@ -237,7 +239,7 @@ def rows_of(place: Path) -> NDArray[np.int64]:
 def test_the_best_rows_of_each_group_are_written_in_order(place: Path) -> None:
     log = str(place / name(place, "log"))
     raw = pl.read_parquet(place / "log.parquet")
-    whole = scores(place, log, "--keep", "who", "--keep", "country")
+    all_scores = scores(place, log, "--keep", "who", "--keep", "country")
     for by, column in ((None, "who"), ("country", "country")):
         actual = scores(place, log, "--top", "4", *(["--by", by] if by else []))
         assert actual.columns == ["file", "row", column, "label", "score", "rank"]
@@ -245,7 +247,7 @@ def test_the_best_rows_of_each_group_are_written_in_order(place: Path) -> None:
             (row, rank)
             for value in dict.fromkeys(raw[column])
             for rank, row in enumerate(
-                whole.filter(pl.col(column) == value).sort("score", "row", descending=[True, False])["row"][:4], 1
+                all_scores.filter(pl.col(column) == value).sort("score", "row", descending=[True, False])["row"][:4], 1
             )
         ]
         assert list(zip(actual["row"], actual["rank"], strict=True)) == expected
@@ -280,7 +282,7 @@ def test_the_best_rows_of_each_group_are_written_in_order(place: Path) -> None:
         (["predict", "RUN", "THIN"], "price"),
     ],
 )
-def test_what_cannot_be_scored_is_one_line_and_nothing_is_written(
+def test_input_that_cannot_be_scored_is_a_one_line_error_and_nothing_is_written(
     place: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)

@@ -1,4 +1,4 @@
-"""The network on a real GPU: what a lazy device cannot show. Where there is none they say that they never ran."""
+"""Test the network on a real GPU, which shows what a lazy device cannot. Without a GPU these tests are skipped."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def gpu(request: pytest.FixtureRequest) -> str:
-    """The name of the device that there is."""
+    """Return the name of the available device."""
     result = torch.accelerator.current_accelerator(check_available=True)
     if result is None:
         count = sum(item.get_closest_marker("gpu") is not None for item in request.session.items)
@@ -49,12 +49,12 @@ def gpu(request: pytest.FixtureRequest) -> str:
 
 @contextmanager
 def synchronization_forbidden(device: str) -> Iterator[None]:
-    """Make an operation that blocks the host an error, as far as torch detects it."""
+    """Make operations that block the host an error, as far as torch detects them."""
     if device != "cuda":
         yield
         return
     with warnings.catch_warnings():
-        # torch warns, once a process, that the mode is a prototype.
+        # torch warns once per process that this mode is a prototype.
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("error")
     try:
@@ -65,7 +65,7 @@ def synchronization_forbidden(device: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("rows", ["DRAM", "GPU memory"])
 @pytest.mark.parametrize("name", device_jobs.CASES)
-def test_losses_are_those_of_the_cpu_and_of_a_second_run(name: str, rows: str, gpu: str) -> None:
+def test_losses_match_the_cpu_and_a_second_run(name: str, rows: str, gpu: str) -> None:
     case = device_jobs.CASES[name]
     expected, one, other = (
         device_jobs.losses(case, device, 20, device if rows == "GPU memory" else "cpu") for device in ("cpu", gpu, gpu)
@@ -78,7 +78,7 @@ def test_losses_are_those_of_the_cpu_and_of_a_second_run(name: str, rows: str, g
 
 
 @pytest.mark.parametrize("name", device_jobs.CASES)
-def test_a_graph_has_the_bits_of_single_kernels(name: str, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_matches_single_kernels_bit_for_bit(name: str, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = device_jobs.CASES[name]
     result = device_jobs.losses(case, gpu, 20)
     monkeypatch.setattr(NetworkGraph, "applies", lambda *given: False)
@@ -86,8 +86,8 @@ def test_a_graph_has_the_bits_of_single_kernels(name: str, gpu: str, monkeypatch
 
 
 @pytest.mark.parametrize("name", device_jobs.CASES)
-def test_no_step_waits_but_for_what_it_brings_down(name: str, gpu: str) -> None:
-    # Building a model copies its weights, and the second step captures a graph: both block the host.
+def test_a_step_waits_only_for_its_results(name: str, gpu: str) -> None:
+    # Building a model copies its weights, and the second step captures a graph. Both block the host.
     stages = device_jobs.stages_of(device_jobs.CASES[name], gpu)
     for step in range(2):
         stages.train(step, device_jobs.batch_of(device_jobs.CASES[name], step))
@@ -97,7 +97,7 @@ def test_no_step_waits_but_for_what_it_brings_down(name: str, gpu: str) -> None:
             stages.train(step, device_jobs.batch_of(device_jobs.CASES[name], step))
 
 
-def test_a_doctor_verifies_it(gpu: str, tmp_path: Path) -> None:
+def test_doctor_verifies_the_device(gpu: str, tmp_path: Path) -> None:
     cache = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "stratarec", "doctor", "--gpu", gpu]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=cache)
@@ -108,7 +108,7 @@ def test_a_run_resumes_on_the_other_device(
     gpu: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # The figures of a card are enough for a plan of rows in its memory.
+    # The hardware figures of a card are enough to plan rows in its memory.
     figures = {name: value for name, value in asdict(card_rates("h100")).items() if type(value) is float}
     record(open_device(gpu), figures)
 
@@ -178,7 +178,7 @@ def test_a_run_with_rows_in_gpu_memory(
             logits.append(
                 score_split(opened.model, opened.dataset, "test", precision="float32", progress=SilentProgress()).logit
             )
-    # A run that was interrupted has the same bits. Rows in codecs are rounded, which those of the run in DRAM are not.
+    # An interrupted run has the same bits. Codecs round rows, but the run in DRAM does not.
     np.testing.assert_array_equal(logits[2], logits[4])
     np.testing.assert_array_equal(logits[3], logits[5])
     for one, other in (logits[:2], logits[2:4]):
@@ -193,7 +193,7 @@ def test_too_large_a_batch_is_one_line(gpu: str) -> None:
         torch.empty(1 << 50, device=gpu)
 
 
-def test_the_notebook_of_a_model_of_ones_own_runs(gpu: str) -> None:
+def test_the_notebook_with_a_custom_model_runs(gpu: str) -> None:
     cells = json.loads((Path(__file__).parents[2] / "examples" / "own_model.ipynb").read_text())["cells"]
     names: dict[str, Any] = {}
     exec("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"), names)

@@ -1,4 +1,6 @@
-"""Runs with rows in GPU memory have the bits of runs in DRAM, resume and open on either, and refuse what cannot be."""
+"""Test that runs with rows in GPU memory match runs in DRAM bit for bit, resume and open on either, and refuse invalid
+recipes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from stratarec.training.trainer import Trainer
 
 def run(job: str, root: Path) -> None:
     cache = {"XDG_CACHE_HOME": str(root / "cache")}
-    # Before all else: Triton's interpreter is chosen when Triton is imported.
+    # This must come first, because Triton's interpreter is selected when Triton is imported.
     code = f"import sys; sys.path[:] = {sys.path!r}\nimport triton_interpreter, gpu_runs\ngpu_runs.{job}({str(root)!r})"
     done = forked.python(code, environment=cache)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
@@ -32,12 +34,12 @@ def test_a_run_trains_resumes_and_opens_with_rows_on_either_device(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_hot_batches_over_int8_homes_have_the_bits_of_dram(tmp_path: Path) -> None:
+def test_hot_batches_over_int8_homes_match_dram_bit_for_bit(tmp_path: Path) -> None:
     run("hot_and_rounded", tmp_path)
 
 
 @pytest.mark.slow
-def test_a_doctor_finds_the_same_rows(tmp_path: Path) -> None:
+def test_doctor_reads_the_same_rows(tmp_path: Path) -> None:
     run("doctor", tmp_path)
 
 
@@ -50,7 +52,8 @@ def test_the_memory_of_a_step_grows_with_batch_and_network(tmp_path: Path) -> No
     ]
     assert sizes[0] < sizes[1]
     assert sizes[0] < sizes[2]
-    # Samples have at least their 26 vectors of 4 floats, gradients, and 16 hidden floats. Evaluations score 8,192.
+    # A sample has at least 26 vectors of 4 floats, their gradients, and 16 hidden floats. Evaluations score 8,192
+    # samples.
     assert sizes[1] - sizes[0] > ((1 << 16) - 8192) * 4 * (2 * 26 * 4 + 16)
 
 
@@ -61,7 +64,9 @@ def test_the_memory_of_a_step_grows_with_batch_and_network(tmp_path: Path) -> No
         ({"train.batch_size": 100_000_000}, "train.batch_size 100,000,000 74.5"),
     ],
 )
-def test_too_little_gpu_memory_says_what_fits(fields: dict[str, object], words: str, tmp_path: Path) -> None:
+def test_an_error_for_too_little_gpu_memory_says_what_fits(
+    fields: dict[str, object], words: str, tmp_path: Path
+) -> None:
     recipe = Recipe.from_dict(tiny(tmp_path)).with_fields(fields)
     with refuses(ConfigError, words):
         rows_memory(recipe, prepared(recipe.data), card_rates("h100"))
@@ -80,12 +85,12 @@ def test_an_old_gpu_is_refused() -> None:
 
 
 def test_refused_pinned_memory_is_replaced() -> None:
-    driver = Driver(torch.device("cuda"))  # torch for the CPU refuses it
+    driver = Driver(torch.device("cuda"))  # a CPU build of torch refuses it
     assert driver.pinned(4096).numel() == 4096
     assert "4,096" in driver.refusal
     assert "ulimit -l" in driver.refusal
 
 
-def test_a_failed_launch_leaves_the_last_checkpoint() -> None:
+def test_a_failed_launch_keeps_the_last_checkpoint() -> None:
     with refuses(TrainingError, "cpu checkpoint --resume"), device_errors(CPU, 8, lambda: 0):
         raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")

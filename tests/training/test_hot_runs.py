@@ -1,4 +1,4 @@
-"""Whole runs with hot rows and hot batches: the bits of tables in memory."""
+"""Test runs with hot rows and hot batches: they match tables in memory bit for bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stratarec.training.trainer import Trainer
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a prepared data set."""
+    """Return a folder with a prepared data set."""
     root = tmp_path_factory.mktemp("hot-runs")
     prepared(Recipe.from_dict(content(root)).data)
     return root
@@ -36,7 +36,7 @@ def make_recipe(home: Path, run: Path, hot: dict[str, Any], **train: Any) -> Rec
 
 
 def exact(plan: Plan | None) -> Plan:
-    """With float32 homes."""
+    """Return the plan with float32 homes."""
     assert plan is not None
     return replace(
         plan,
@@ -46,8 +46,8 @@ def exact(plan: Plan | None) -> Plan:
     )
 
 
-def test_float32_homes_give_the_bits_of_tables_in_memory(home: Path, tmp_path: Path) -> None:
-    # One evaluation, so that the best checkpoint is the last.
+def test_float32_homes_match_tables_in_memory_bit_for_bit(home: Path, tmp_path: Path) -> None:
+    # One evaluation only, so that the best checkpoint is the last.
     recipe = make_recipe(home, tmp_path / "hot", {"budget": "256KiB", "batches": "proportional"}, eval_every=1_000_000)
     plan = exact(new_plan(recipe, Dataset.open(recipe.data.path)))
     assert any(placed.hot_rows for placed in plan.tables)
@@ -73,7 +73,7 @@ def test_float32_homes_give_the_bits_of_tables_in_memory(home: Path, tmp_path: P
             assert torch.equal(values, trained.model.network.state_dict()[name]), name
 
 
-def test_a_plan_keeps_to_the_budget_and_what_was_used_is_what_it_predicted(home: Path, tmp_path: Path) -> None:
+def test_a_plan_keeps_the_budget_and_predicts_the_used_memory(home: Path, tmp_path: Path) -> None:
     hot = {"budget": "128KiB", "batches": "none"}
     recipe = make_recipe(home, tmp_path / "run", hot, max_steps=5)
     dataset = Dataset.open(recipe.data.path)

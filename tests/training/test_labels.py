@@ -1,4 +1,4 @@
-"""Several labels, from the columns of a log to metrics and scores of each."""
+"""Test several labels, from columns of the log to the metrics and scores of each."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def content(root: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on three labels."""
+    """Train a run on three labels."""
     root = tmp_path_factory.mktemp("labels")
     write_log(root)
     (root / "r.yaml").write_text(yaml.safe_dump(content(root)))
@@ -101,12 +101,12 @@ def test_batches_have_every_label_of_their_samples(place: Path) -> None:
 
 @pytest.fixture(scope="module")
 def scores(place: Path) -> pl.DataFrame:
-    """What the run reports of its test split."""
+    """Return what the run reports for its test split."""
     assert main(["predict", str(place / "run"), "-o", str(place / "test.parquet"), "-q"]) == 0
     return pl.read_parquet(place / "test.parquet")
 
 
-def test_each_label_has_its_metrics_and_its_scores(
+def test_each_label_has_its_metrics_and_scores(
     place: Path, scores: pl.DataFrame, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = json.loads((place / "run" / "result.json").read_text())
@@ -122,13 +122,13 @@ def test_each_label_has_its_metrics_and_its_scores(
         score = actual[f"score_{name}"].to_numpy()
         expected = roc_auc_score(label[known], score[known], sample_weight=weight[known])
         figures = result["test"]["labels"][name]
-        # As probabilities, two logits may be one.
+        # Two logits may round to the same probability.
         assert figures["auc"] == pytest.approx(expected, abs=2e-4)
         assert figures["samples"] == known.sum()
     assert {key: result["test"][key] for key in figures} == result["test"]["labels"]["click"]
     page = (place / "run" / "report.html").read_text()
     assert all(text in page for text in ("test, stars AUC", "Calibration, like", "validation, click"))
-    # Raw logs, without labels and with them; the same numbers.
+    # Raw logs without and with labels have the same scores.
     capsys.readouterr()
     log.drop("like", "stars", "weight").write_parquet(place / "bare.parquet")
     bare = ["predict", str(place / "run"), str(place / "bare.parquet"), "--history", str(place / "log.parquet")]
@@ -166,16 +166,16 @@ def test_an_export_scores_each_label(place: Path, scores: pl.DataFrame) -> None:
     assert scorer.score({"item": [], "who": [], "before": []}).shape == (0, 3)
 
 
-def test_a_run_resumes_to_the_same_bits(place: Path) -> None:
-    whole = json.loads((place / "run" / "result.json").read_text())["test"]
+def test_a_run_resumes_bit_for_bit(place: Path) -> None:
+    uninterrupted = json.loads((place / "run" / "result.json").read_text())["test"]
     change = [f"train.run={place / 'half'}", "train.max_steps=4"]
     assert main(["train", str(place / "r.yaml"), "-q", *change]) == 0
     assert main(["train", str(place / "r.yaml"), "-q", "--resume", change[0]]) == 0
-    assert json.loads((place / "half" / "result.json").read_text())["test"] == whole
+    assert json.loads((place / "half" / "result.json").read_text())["test"] == uninterrupted
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
-def test_a_row_without_any_label_is_bad_and_so_is_a_word(tmp_path: Path, kind: str) -> None:
+def test_rows_without_labels_or_with_invalid_labels_are_bad(tmp_path: Path, kind: str) -> None:
     frame = write_log(tmp_path)
     ending, first = ("parquet", 1) if kind == "parquet" else ("csv", 2)
     config = content(tmp_path)

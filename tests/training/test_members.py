@@ -1,4 +1,6 @@
-"""Members of an ensemble end at their own best steps, with weights by validation, in every file and score of a run."""
+"""Test members of an ensemble: each stops at its own best step and has a weight by validation, in every file and score
+of a run.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ WEIGHTS = "score.out.weights"
 
 
 def make_recipe(root: Path, **options: Any) -> Recipe:
-    """Rates at which members overfit within a few evaluations."""
+    """Return a recipe with rates at which members overfit within a few evaluations."""
     usual = {"dense": {"learning_rate": 0.05}, "embedding": ROWS, "eval_every": 9, "epochs": 3}
     return Recipe.from_dict({**tiny(root, **(usual | options)), "model": MODEL})
 
@@ -52,13 +54,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(home: Path) -> Path:
-    """A run that was not stopped."""
+def uninterrupted(home: Path) -> Path:
+    """Train a run without interruption."""
     train(make_recipe(home, run=str(home / "whole")))
     return home / "whole"
 
 
-# The choice of weights
+# Selection of weights
 
 
 Array = np.ndarray[Any, Any]
@@ -83,7 +85,7 @@ def drawn(samples: int, members: int, seed: int = 0) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize("samples", [5, 60, 2000])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_no_weights_on_a_grid_are_better(samples: int, weighted: bool) -> None:
+def test_no_other_weights_on_a_grid_are_better(samples: int, weighted: bool) -> None:
     logits, label = drawn(samples, 3)
     scale = np.random.default_rng(1).gamma(1.0, size=samples) if weighted else np.ones(samples)
     chosen = select_weights(logits, label, scale)
@@ -96,7 +98,7 @@ def test_no_weights_on_a_grid_are_better(samples: int, weighted: bool) -> None:
     assert value(chosen.astype(np.float64), logits, label, scale) <= least + 1e-4
 
 
-def test_members_that_do_not_help_lose_their_weight_and_equal_ones_share_it() -> None:
+def test_useless_members_lose_their_weight_and_equal_members_share_it() -> None:
     logits, label = drawn(20_000, 6)
     chosen = select_weights(np.concatenate([logits, logits[:, :1]], axis=1), label, np.ones(len(label)))
     assert chosen[0] == pytest.approx(chosen[6], abs=1e-6)
@@ -108,7 +110,7 @@ def test_members_that_do_not_help_lose_their_weight_and_equal_ones_share_it() ->
 
 @pytest.mark.parametrize("members", [1, 4])
 @pytest.mark.parametrize("label", [0.0, 1.0])
-def test_one_class_leaves_weights_equal(label: float, members: int) -> None:
+def test_one_class_keeps_weights_equal(label: float, members: int) -> None:
     logits, _ = drawn(50, members)
     np.testing.assert_array_equal(select_weights(logits, np.full(50, label), np.ones(50)), np.float32(1 / members))
     np.testing.assert_array_equal(select_weights(logits, np.full(50, label), np.zeros(50)), np.float32(1 / members))
@@ -127,18 +129,20 @@ def test_samples_without_weight_do_not_count() -> None:
     )
 
 
-def test_logits_of_many_units_and_hopeless_members_have_an_answer() -> None:
+def test_large_logits_and_useless_members_give_finite_weights() -> None:
     logits, label = drawn(500, 4)
     chosen = select_weights(logits * 1e4, label, np.ones(500))
     assert np.isfinite(chosen).all()
     assert chosen.sum() == pytest.approx(1, abs=1e-5)
 
 
-# A run
+# Runs
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, torch.Tensor], list[dict[str, float]]]]:
-    """Weights of the model at each evaluation, and the table of its members."""
+def record_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[tuple[int, dict[str, torch.Tensor], list[dict[str, float]]]]:
+    """Record the weights of the model at each evaluation, and the table of its members."""
     seen: list[tuple[int, dict[str, torch.Tensor], list[dict[str, float]]]] = []
     real = BestMembers.combine
 
@@ -155,7 +159,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, torch
 def test_every_member_has_the_weights_of_its_best_step(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = recorded(monkeypatch)
+    seen = record_weights(monkeypatch)
     trainer = train(make_recipe(home, run=str(tmp_path / "run")))
     by_step = {step: weights for step, weights, _ in seen}
     chosen = best(trainer.state.evaluations, trainer.config.early_stopping)
@@ -181,7 +185,7 @@ def test_every_member_has_the_weights_of_its_best_step(
                 assert torch.equal(rows[:, k], by_step[row["step"]][f"table/{config.name}"].unflatten(1, (10, 3))[:, k])
 
 
-def test_the_mean_is_better_than_its_members_and_only_shown_evaluations_list_them(home: Path, tmp_path: Path) -> None:
+def test_the_mean_is_better_than_its_members_which_only_some_evaluations_list(home: Path, tmp_path: Path) -> None:
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), checkpoint={"keep": 99}))
     entry = best(trainer.state.evaluations, trainer.config.early_stopping)
     assert entry is not None
@@ -192,15 +196,17 @@ def test_the_mean_is_better_than_its_members_and_only_shown_evaluations_list_the
 
 
 @pytest.mark.parametrize("stop", [5, 13, 40])
-def test_a_stopped_run_ends_with_the_bits_of_one_that_was_not(
-    home: Path, whole: Path, tmp_path: Path, stop: int
+def test_a_stopped_run_matches_an_uninterrupted_run_bit_for_bit(
+    home: Path, uninterrupted: Path, tmp_path: Path, stop: int
 ) -> None:
-    """Before the first evaluation, after it, and later; with the closing evaluation of the first part."""
+    """The run stops before the first evaluation, after it, and later. The first part ends with an evaluation."""
     train(make_recipe(home, run=str(tmp_path / "parts"), max_steps=stop))
     torch.rand(100)
     train(make_recipe(home, run=str(tmp_path / "parts")), resume=True)
-    assert_same_model(last(whole), last(tmp_path / "parts"))
-    tested = [checkpoint.read_state(last(run))["training"]["evaluations"] for run in (whole, tmp_path / "parts")]
+    assert_same_model(last(uninterrupted), last(tmp_path / "parts"))
+    tested = [
+        checkpoint.read_state(last(run))["training"]["evaluations"] for run in (uninterrupted, tmp_path / "parts")
+    ]
     assert tested[0] == tested[1]
 
 
@@ -212,7 +218,7 @@ def test_an_average_of_weights_and_best_members_are_restored_together(home: Path
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
 
 
-def test_members_share_a_step_where_they_cannot_be_told_apart(home: Path, tmp_path: Path) -> None:
+def test_members_share_a_step_if_they_cannot_be_separated(home: Path, tmp_path: Path) -> None:
     recipe = make_recipe(home, run=str(tmp_path / "run"), max_steps=20)
     name = next(iter(Dataset.open(recipe.data.path).vocabularies))
     trainer = train(replace(recipe, model=replace(recipe.model, embedding_dims={name: 4})))
@@ -221,7 +227,7 @@ def test_members_share_a_step_where_they_cannot_be_told_apart(home: Path, tmp_pa
     assert not any(name.startswith(MEMBERS) for name in read_tensors(last(tmp_path / "run") / "optimizer.safetensors"))
 
 
-# Logs
+# Small logs
 
 
 def log(path: Path, rows: int = 1500, *, label: Callable[[Any, Any], Any] | None = None, seed: int = 5) -> pl.DataFrame:
@@ -261,7 +267,7 @@ def test_a_run_an_export_and_an_estimator_have_the_same_scores(tmp_path: Path) -
     np.testing.assert_allclose(ClickModel.load(saved).predict_proba(frame)[:, 1], scores, rtol=1e-6)
 
 
-def test_a_combined_model_goes_on_with_its_weights(tmp_path: Path) -> None:
+def test_a_combined_model_continues_with_its_weights(tmp_path: Path) -> None:
     log(tmp_path / "log.parquet")
     log(tmp_path / "later.parquet", seed=6)
     recipe = Recipe.from_dict(of_log(tmp_path))
@@ -301,8 +307,8 @@ def test_random_labels_stay_random(tmp_path: Path) -> None:
     assert_chance(test["auc"], test["positives"], test["samples"], 0.005)
 
 
-def test_an_ensemble_goes_on_while_half_of_its_networks_improve() -> None:
-    """Trees have most of the weight, so the ensemble is best at step 1 although its networks are not."""
+def test_an_ensemble_continues_while_half_of_its_networks_improve() -> None:
+    """Trees have most of the weight, so the ensemble is best at step 1, but its networks are not."""
     config = EarlyStoppingConfig(metric="log_loss", patience=2)
     entries = [{"step": step, "log_loss": 0.5 + step / 100, "networks_improved": min(step, 3)} for step in range(1, 6)]
     assert [patience_exhausted(entries[:count], config) for count in range(1, 6)] == [False, False, False, False, True]

@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn and against counting by hand."""
+"""Compare metrics with scikit-learn and with counting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCORES = st.lists(st.tuples(st.integers(0, 1), st.integers(-5, 5), st.integers(0
 
 @settings(deadline=None, max_examples=50)
 @given(SCORES)
-def test_auc_counts_pairs_with_ties_as_half(rows: list[tuple[int, int, int]]) -> None:
+def test_auc_counts_ties_as_half_pairs(rows: list[tuple[int, int, int]]) -> None:
     label, score, _ = (np.array(column) for column in zip(*rows, strict=True))
     positive, negative = score[label == 1], score[label == 0]
     pairs = [(p > n) + 0.5 * (p == n) for p in positive for n in negative]
@@ -42,8 +42,8 @@ def test_grouped_auc_is_the_weighted_mean_of_groups_with_both_classes(rows: list
     np.testing.assert_allclose(metrics["grouped_auc"], expected, rtol=1e-12)
 
 
-def by_all_orders(label: NDArray[np.int64], score: NDArray[np.int64], at: int) -> dict[str, float]:
-    """Figures of one group, slowly: the mean over every order of samples that rising scores allow."""
+def mean_over_orders(label: NDArray[np.int64], score: NDArray[np.int64], at: int) -> dict[str, float]:
+    """Compute the metrics of one group as the mean over every order of samples that the scores allow."""
     ties = [np.flatnonzero(score == value) for value in sorted({*score.tolist()}, reverse=True)]
     results: dict[str, list[float]] = {f"NDCG@{at}": [], f"recall@{at}": [], f"hit rate@{at}": [], "MRR": []}
     best = sum(1 / math.log2(place + 2) for place in range(min(at, label.sum())))
@@ -68,7 +68,7 @@ def test_ranks_within_groups_are_means_over_all_orders_of_ties(rows: list[tuple[
         inside = np.flatnonzero(group == number)[:6]
         if (group == number).sum() > len(inside):
             continue  # too many orders
-        expected = by_all_orders(label[inside], score[inside], at) if label[inside].any() else {}
+        expected = mean_over_orders(label[inside], score[inside], at) if label[inside].any() else {}
         for name, (values, _) in figures_at.items():
             if name != "grouped AUC":
                 np.testing.assert_allclose(values[place], expected.get(name, math.nan), atol=1e-12, err_msg=name)
@@ -89,8 +89,8 @@ def test_ranks_within_groups_agree_with_scikit_learn(at: int) -> None:
         np.testing.assert_allclose(figures_at["grouped AUC"][0][place], area, atol=1e-9)
 
 
-def test_long_ties_keep_their_digits() -> None:
-    """A hundred thousand samples of one score: places are uniform."""
+def test_long_ties_keep_their_precision() -> None:
+    """A hundred thousand samples have the same score, so ranks are uniform."""
     label = np.zeros(100_000)
     label[:1] = 1
     figures_at = RankedGroups(label, np.zeros(100_000), np.zeros(100_000, dtype=np.int64)).figures(10)
@@ -100,7 +100,7 @@ def test_long_ties_keep_their_digits() -> None:
     assert figures_at["recall@10"][0][0] == pytest.approx(1e-4, rel=1e-12)
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+def test_intervals_contain_the_truth_as_often_as_they_claim() -> None:
     hits, draws = 0, np.random.default_rng(1)
     for seed in range(60):
         values = draws.normal(size=150)
@@ -131,7 +131,7 @@ def test_metrics_agree_with_scikit_learn() -> None:
     assert metrics["calibration"] == pytest.approx(probability.mean() / base, rel=1e-9)
 
 
-def test_standard_errors_are_those_of_the_bootstrap() -> None:
+def test_standard_errors_match_the_bootstrap() -> None:
     draws = np.random.default_rng(0)
     logit = draws.normal(size=1500)
     label = (draws.random(1500) < 1 / (1 + np.exp(-logit))).astype(np.float64)

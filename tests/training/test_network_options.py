@@ -1,4 +1,4 @@
-"""Dropout, batch normalization, rates that fall, averaged weights: what they change and what is kept."""
+"""Test dropout, batch normalization, schedules and averaged weights: what they change and what is saved."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(home: Path, target: Path, model: dict[str, Any], *, resume: bool = False
 
 
 def rows(target: Path) -> dict[str, torch.Tensor]:
-    """Weights of the network and every row of every table as they are read: at rest rows may lack steps yet."""
+    """Return the weights of the network and every row as it is read. Stored rows may have missed steps."""
     with open_run(target) as trained:
         embeddings = trained.model.embeddings
         read = {table.name: embeddings.rows(table.name, 0, table.num_embeddings) for table in embeddings.tables}
@@ -40,49 +40,53 @@ def rows(target: Path) -> dict[str, torch.Tensor]:
         return results | trained.model.network.state_dict()
 
 
-def test_a_plateau_slows_all_rates_and_resumes_bitwise(home: Path, tmp_path: Path) -> None:
-    """By the rule of torch, whose scheduler gets the same evaluations; at a rate that makes some of them worse."""
+def test_a_plateau_reduces_all_rates_and_resumes_bitwise(home: Path, tmp_path: Path) -> None:
+    """The rule matches torch's scheduler on the same evaluations, at a rate that makes some of them worse."""
     options = {"plateau": {"patience": 2, "factor": 0.5, "min_factor": 0.2}, "eval_every": 4}
     options |= {"embedding": {"kind": "adam", "learning_rate": 0.5, "rows": "all"}}
-    whole = run(home, tmp_path / "whole", {}, **options)
+    uninterrupted = run(home, tmp_path / "whole", {}, **options)
     weight = torch.nn.Parameter(torch.zeros(1))
     rule = torch.optim.lr_scheduler.ReduceLROnPlateau(
         torch.optim.SGD([weight], lr=1.0), mode="min", factor=0.5, patience=1, threshold=0, min_lr=0.2
     )  # fmt: skip
-    for entry in whole.state.regular:
+    for entry in uninterrupted.state.regular:
         rule.step(entry["log_loss"])
-    assert whole.stages.rate_factor == rule.get_last_lr()[0] < 1
-    assert whole.optimizer.param_groups[0]["lr"] in (1e-3, 1e-3 * 0.5, 1e-3 * 0.25, 1e-3 * 0.2)
-    # Of the best checkpoint, which is tested last, and may be of before.
-    assert whole.model.embeddings.learning_rate in (0.5, 0.5 * 0.5, 0.5 * 0.25, 0.5 * 0.2)
+    assert uninterrupted.stages.rate_factor == rule.get_last_lr()[0] < 1
+    assert uninterrupted.optimizer.param_groups[0]["lr"] in (1e-3, 1e-3 * 0.5, 1e-3 * 0.25, 1e-3 * 0.2)
+    # The rate of the best checkpoint, which is tested last and may be an earlier one.
+    assert uninterrupted.model.embeddings.learning_rate in (0.5, 0.5 * 0.5, 0.5 * 0.25, 0.5 * 0.2)
     run(home, tmp_path / "parts", {}, max_steps=43, **options)
     parts = run(home, tmp_path / "parts", {}, resume=True, **options)
-    assert parts.stages.rate_factor == whole.stages.rate_factor
+    assert parts.stages.rate_factor == uninterrupted.stages.rate_factor
     one, other = (rows(tmp_path / name) for name in ("whole", "parts"))
     for name, values in one.items():
         assert torch.equal(values, other[name]), name
 
 
-def test_a_schedule_that_follows_the_run_is_written_down_in_its_steps(home: Path, tmp_path: Path) -> None:
-    """So that a resumed run uses it, and a run of another length is another model."""
+def test_a_schedule_relative_to_the_run_is_saved_in_steps(home: Path, tmp_path: Path) -> None:
+    """A resumed run uses the saved schedule, and a run of another length is another model."""
     schedule = {"kind": "cosine", "warmup_share": 0.1}
     options: dict[str, Any] = {"epochs": 1, "dense": {"schedule": schedule}, "embedding": {"schedule": schedule}}
-    whole = run(home, tmp_path / "whole", {}, **options)
-    steps = whole.total_steps
-    told = whole.config.dense.schedule
-    assert (told.warmup_steps, told.total_steps, told.warmup_share) == (steps // 10, steps, 0)
-    assert read_recipe(tmp_path / "whole").train == whole.config
+    uninterrupted = run(home, tmp_path / "whole", {}, **options)
+    steps = uninterrupted.total_steps
+    schedule_config = uninterrupted.config.dense.schedule
+    assert (schedule_config.warmup_steps, schedule_config.total_steps, schedule_config.warmup_share) == (
+        steps // 10,
+        steps,
+        0,
+    )
+    assert read_recipe(tmp_path / "whole").train == uninterrupted.config
     fixed = {"kind": "cosine", "warmup_steps": steps // 10, "total_steps": steps}
     run(home, tmp_path / "fixed", {}, epochs=1, dense={"schedule": fixed}, embedding={"schedule": fixed})
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "fixed"))
     with refuses(CheckpointError, f"schedule.warmup_steps {steps // 10} {steps // 5}"):
         run(home, tmp_path / "whole", {}, resume=True, **{**options, "epochs": 2})
     with open_run(tmp_path / "whole") as trained:
-        assert trained.recipe.train == whole.config
+        assert trained.recipe.train == uninterrupted.config
 
 
-def test_the_average_is_what_is_evaluated_and_kept_for_use(home: Path, tmp_path: Path) -> None:
-    """Against a loop over the weights that a run has after each step."""
+def test_the_average_is_evaluated_and_saved(home: Path, tmp_path: Path) -> None:
+    """The average matches a loop over the weights after each step."""
     config = tiny(home, run=str(tmp_path / "run"), eval_every=7, max_steps=20, **AVERAGED)
     config["model"]["batch_norm"] = True
     trainer = Trainer(Recipe.from_dict(config), Dataset.open(config["data"]["path"]))
@@ -111,7 +115,7 @@ def test_the_average_is_what_is_evaluated_and_kept_for_use(home: Path, tmp_path:
         options: dict[str, Any] = {"precision": "float32", "progress": SilentProgress()}
         tested, _ = evaluate_split(trained.model, trained.dataset, "test", **options)
         assert figures(tested)["auc"] == result["test"]["auc"]
-        # The validation at step 14 was of the checkpoint of step 14.
+        # The validation at step 14 used the checkpoint of step 14.
         checkpoint.load(tmp_path / "run" / "checkpoints" / "step-00000014").load_into(trained.model)
         entry = next(each for each in trainer.state.evaluations if each["step"] == 14)
         assert figures(evaluate_split(trained.model, trained.dataset, "valid", **options)[0])["auc"] == entry["auc"]

@@ -1,7 +1,7 @@
-"""A log of random clicks has no signal, so nothing that is trained on it may score above 0.5.
+"""Test that no model scores above 0.5 on a log of random clicks.
 
-Users, sessions, items and contexts are drawn independently of each other and of time. Whatever beats chance on the test
-split knows the label from how samples are made.
+Users, sessions, items and contexts are independent of each other and of time. A model that beats chance on the test
+split learns the label from how samples are built.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def random_log(path: Path, law: str, clicks: int) -> None:
 def random_recipe(
     root: Path, law: str, split: str, negatives: int, clicks: int = CLICKS, **model: Any
 ) -> Recipe:  # fmt: skip
-    """Prepared once a data set, whatever the model."""
+    """Prepare each data set once for all models."""
     log = root / f"{law}-{clicks}.parquet"
     if not log.exists():
         random_log(log, law, clicks)

@@ -1,4 +1,4 @@
-"""Dense and row updates have the bits and norms of their references."""
+"""Compare dense and row updates with the bits and norms of their references."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stepped(network: nn.Module, optimizer: Optimizer, steps: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_have_the_bits_of_torchs_optimizer(kind: Any) -> None:
+def test_steps_match_torchs_optimizers_bit_for_bit(kind: Any) -> None:
     torch.manual_seed(3)
     ours, theirs = nn.Linear(5, 4), nn.Linear(5, 4)
     theirs.load_state_dict(ours.state_dict())
@@ -57,8 +57,8 @@ def values(model: Any) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in (*model.network.named_parameters(), *rows.items())}
 
 
-def test_a_step_is_as_long_as_the_norm_allows_and_no_longer(tmp_path: Path) -> None:
-    """Plain gradient descent at a rate of 1: how far all weights moved together is the norm."""
+def test_a_step_is_clipped_exactly_to_the_norm(tmp_path: Path) -> None:
+    """With plain gradient descent at a rate of 1, the norm is the distance that all weights moved."""
     plain = {"kind": "sgd", "learning_rate": 1.0}
     content = tiny(tmp_path, max_steps=1, dense=plain, embedding=plain)
     prepared(Recipe.from_dict(content).data)
@@ -87,6 +87,6 @@ def test_a_step_is_as_long_as_the_norm_allows_and_no_longer(tmp_path: Path) -> N
     assert all(torch.equal(loose[name], value) for name, value in whole.items())
 
 
-def test_rows_are_clipped_by_a_norm_only() -> None:
+def test_rows_are_clipped_only_by_a_norm() -> None:
     with refuses(ConfigError, "clip_rows true train.clip_norm 0"):
         TrainConfig(clip_rows=True)

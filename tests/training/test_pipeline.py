@@ -1,4 +1,4 @@
-"""The clock of a run, and the stages of a step whose order and exchange can be others."""
+"""Test the clock of a run, and the stages of a step with other schedules, exchanges and reductions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def decide(clock: Cadence, step: int, *, epoch_ended: bool = False, evaluated: b
     return clock.decide(step, epoch_ended=epoch_ended, evaluated=evaluated)
 
 
-def test_barriers_are_what_is_known_ahead() -> None:
+def test_barriers_are_known_ahead() -> None:
     clock = cadence(eval_every=4, every_steps=6, total=14)
     assert [step for step in range(1, 15) if clock.is_barrier(step)] == [4, 6, 8, 12, 14]
     assert [step for step in range(1, 15) if cadence(total=14).is_barrier(step)] == [14]
@@ -57,8 +57,8 @@ def test_a_stop_does_not_wait_beyond_a_barrier(how: str) -> None:
     assert result == Decision(save=True, stop=True)
 
 
-class Third:
-    """An agreement with another process, which is asked to stop after the third step."""
+class StopAfterThird:
+    """An agreement with another process, which requests a stop after the third step."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -70,19 +70,19 @@ class Third:
 
 def test_processes_that_agree_stop_after_the_same_step() -> None:
     def stops_at(stop: Callable[[], bool]) -> int:
-        clock = cadence(ahead=2, stop=stop, agree=Third())
+        clock = cadence(ahead=2, stop=stop, agree=StopAfterThird())
         return next(step for step in range(1, 9) if decide(clock, step).stop)
 
     assert stops_at(lambda: False) == 5
-    clock = cadence(agree=Third())
+    clock = cadence(agree=StopAfterThird())
     clock.check()
     clock.check()
     with pytest.raises(Stopped):
         clock.check()
 
 
-class Backwards:
-    """A schedule of its own."""
+class ReversedSchedule:
+    """A schedule that returns batches in reverse order."""
 
     def __init__(self, batches: list[Batch]) -> None:
         self._batches = batches
@@ -94,8 +94,8 @@ class Backwards:
         return iter(self._batches[::-1][first:])
 
 
-class Doubling:
-    """An exchange that shows: the ids that it hands on are others."""
+class DoublingExchange:
+    """An exchange with a visible effect: it doubles ids."""
 
     def features(self, request: Request, stopped: Any) -> KeyedJagged:
         return KeyedJagged(keys=("f",), values=request.features.values * 2, offsets=None, batch_size=3)
@@ -125,10 +125,10 @@ def stages_of(model: CTRModel, schedule: Any, **others: Any) -> Stages:
 
 
 @pytest.mark.parametrize("lookahead", [0, 2])
-def test_a_pipeline_prepares_what_its_schedule_and_exchange_say(lookahead: int) -> None:
+def test_a_pipeline_prepares_batches_by_its_schedule_and_exchange(lookahead: int) -> None:
     model = small_model(lookahead)
     seen = []
-    pipeline = Pipeline(stages_of(model, Backwards(some_batches(20)), exchange=Doubling()), 2)
+    pipeline = Pipeline(stages_of(model, ReversedSchedule(some_batches(20)), exchange=DoublingExchange()), 2)
     with pipeline.prepared(0, 5, lambda place: place == 3) as source:
         for place, ((batch, request), prepared) in enumerate(source):
             seen.append(int(batch.sparse.values[0]))
@@ -139,8 +139,8 @@ def test_a_pipeline_prepares_what_its_schedule_and_exchange_say(lookahead: int) 
     assert model.embeddings.step == 15
 
 
-class Halving:
-    """A reduction that shows."""
+class HalvingReduction:
+    """A reduction with a visible effect."""
 
     def reduce(self, weights: Iterable[nn.Parameter]) -> None:
         for weight in weights:
@@ -148,11 +148,11 @@ class Halving:
             weight.grad *= 0.5
 
 
-def test_a_reduction_comes_between_backward_and_update() -> None:
+def test_a_reduction_runs_between_backward_and_update() -> None:
     states = []
-    for others in ({}, {"reduction": Halving()}):
+    for others in ({}, {"reduction": HalvingReduction()}):
         model = small_model()
-        stages = stages_of(model, Backwards(batches := some_batches(1)), **others)
+        stages = stages_of(model, ReversedSchedule(batches := some_batches(1)), **others)
         stages.train(0, batches[0])
         states.append([stages.optimizer.state[weight]["exp_avg"] for weight in model.network.parameters()])
     assert any(state.abs().max() > 0 for state in states[0])

@@ -1,4 +1,4 @@
-"""Scores that can be joined to the log, of a run whose every feature is in a group or a history."""
+"""Test that scores can be joined to the log, for a run in which every feature is in a group or a history."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stratarec.training.run.open_run import open_run
 
 
 def write_logs(root: Path) -> dict[str, pl.DataFrame]:
-    """Two files with a bad row each; samples of a session are scattered over both."""
+    """Write two files with a bad row each. The samples of a session are scattered over both."""
     draws, logs = np.random.default_rng(0), {}
     for name in ("a", "b"):
         visit = draws.integers(0, 60, 900)
@@ -66,11 +66,11 @@ def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_row_groups")
-def test_scores_join_to_the_rows_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_join_to_their_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logs = write_logs(tmp_path)
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(make_config(tmp_path)))
     assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 0
-    # More row groups than a window holds, and no feature outside of groups and histories.
+    # There are more row groups than a window holds, and no feature outside groups and histories.
     assert main(["train", "-q", str(tmp_path / "r.yaml")]) == 0
     assert main(["profile", str(tmp_path / "data"), "--batch-size", "100"]) == 0
     actual = []
@@ -91,17 +91,17 @@ def test_scores_join_to_the_rows_they_are_of(tmp_path: Path, capsys: pytest.Capt
         for name, log in logs.items()
     ]
     joined = whole.join(pl.concat(rows).cast({"row": pl.Int64}), on=["file", "row"], how="full", suffix="_log")
-    # Every row but the two bad ones has one score, and the label it has in the log.
+    # Every row except the two bad ones has one score, and its label from the log.
     assert joined.filter(pl.col("score").is_null())["label_log"].to_list() == [7, 7]
     assert len(joined) == 1800
     assert whole.select("file", "row").is_unique().all()
     good = joined.drop_nulls("score")
     assert good["label"].cast(int).to_list() == good["label_log"].to_list()
-    # One user, session and moment is one history and one group: equal rows of the log have equal scores.
+    # One user, session and time mean one history and one group, so equal rows of the log have equal scores.
     alike = good.group_by("who", "visit", "time").agg(pl.col("score").n_unique())
     assert alike["score"].to_list() == [1] * len(alike)
     capsys.readouterr()
-    # By user and by session, whose numbers are read from where the data set has them.
+    # By user and by session, whose numbers are read from the data set.
     keys, run = pl.concat(rows).cast({"row": pl.Int64}), str(tmp_path / "run")
     split = actual[0].join(keys, on=["file", "row"])
     top = tmp_path / "top.parquet"

@@ -1,4 +1,4 @@
-"""What a run that continues leaves for serving and monitoring: deltas, a page, and an exit code."""
+"""Test what a continued run publishes for serving and monitoring: deltas, a page, and an exit code."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def served(folder: Path) -> Scorer:
-    """As who serves does it: the last full export, and the deltas behind it."""
+def open_published(folder: Path) -> Scorer:
+    """Open the last full export and apply the deltas after it, as a server does."""
     names = sorted(path.name for path in folder.iterdir())
     full = max(name for name in names if not name.endswith(".delta"))
     scorer = Scorer.open(folder / full)
@@ -47,40 +47,40 @@ def rows(home: Path) -> pl.DataFrame:
     return log.with_columns(pl.concat_list("item", pl.col("item") + 1).alias("seen"))
 
 
-def test_each_period_publishes_what_it_changed_and_a_full_export_where_that_is_much(
+def test_each_period_publishes_a_delta_or_a_full_export_if_much_changed(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, folder, log = Path(shutil.copytree(home / "run", tmp_path / "run")), tmp_path / "serve", rows(home)
 
-    def go(day: int, *options: str) -> str:
+    def continue_day(day: int, *options: str) -> str:
         capsys.readouterr()
         command = ["continue", "-q", str(run), str(home / f"day-{day}.parquet"), "--publish", str(folder), *options]
         assert main(command) == 0
         export = tmp_path / f"export-{day}"
         output = capsys.readouterr().out
         assert main(["export", "-q", str(run), "-o", str(export)]) == 0
-        whole, result = Scorer.open(export), served(folder)
-        assert result.manifest == whole.manifest
-        assert np.array_equal(result.score(log), whole.score(log))
+        full, result = Scorer.open(export), open_published(folder)
+        assert result.manifest == full.manifest
+        assert np.array_equal(result.score(log), full.score(log))
         return output
 
-    assert not missing("00001", go(1))
-    # Another run, which has as many periods.
+    assert not missing("00001", continue_day(1))
+    # Another run with as many periods.
     other = Path(shutil.copytree(home / "run", tmp_path / "other"))
     assert main(["continue", "-q", str(other), str(home / "day-2.parquet")]) == 0
     with refuses(ExportError, "model"):
         publishing.publish(other, folder)
     assert [path.name for path in folder.iterdir()] == ["00001"]
-    # Of so small a log nearly all rows change in a day.
-    assert not missing("00002", go(2))
+    # In a log this small nearly all rows change in a day.
+    assert not missing("00002", continue_day(2))
     monkeypatch.setattr(write_delta, "_MOST", 1.0)
-    assert not missing("00003.delta", go(3))
+    assert not missing("00003.delta", continue_day(3))
     assert sorted(path.name for path in folder.iterdir()) == ["00001", "00002", "00003.delta"]
     assert publishing.publish(run, folder) == f"{folder / '00003.delta'} is up to date"
-    # No delta leads over a rebase.
+    # No delta crosses a rebase.
     assert main(["rebase", "-q", str(run)]) == 0
     assert not missing("00004", publishing.publish(run, folder))
-    # A folder of a run that is further, and one without a beginning.
+    # The folder of a run with more periods, and a folder without a full export.
     shutil.rmtree(periods.paths(run)[-1])
     with refuses(ExportError, "period"):
         publishing.publish(run, folder)
@@ -90,7 +90,7 @@ def test_each_period_publishes_what_it_changed_and_a_full_export_where_that_is_m
         publishing.publish(run, folder)
 
 
-def test_what_stops_publishing_leaves_the_period_and_what_was_published_and_the_next_delta_has_both(
+def test_a_failed_publication_changes_nothing_and_the_next_delta_has_both_periods(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(write_delta, "_MOST", 1.0)
@@ -110,24 +110,22 @@ def test_what_stops_publishing_leaves_the_period_and_what_was_published_and_the_
     assert main([*command, str(home / "day-2.parquet")]) == 0
     assert sorted(path.name for path in folder.iterdir()) == ["00000", "00002.delta"]
     assert main(["export", "-q", str(run), "-o", str(tmp_path / "export")]) == 0
-    assert np.array_equal(served(folder).score(rows(home)), Scorer.open(tmp_path / "export").score(rows(home)))
+    assert np.array_equal(open_published(folder).score(rows(home)), Scorer.open(tmp_path / "export").score(rows(home)))
 
 
 EVERY_ROW = "import sys; from stratarec.training.export import write_delta; write_delta._MOST = 1.0; "
 
 
 @pytest.mark.slow
-def test_killed_periods_are_begun_again_and_end_and_serve_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With values that lose their rows, and a delta for each period."""
+def test_killed_periods_are_repeated_and_serve_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values lose their rows, and each period has a delta."""
     monkeypatch.setattr(write_delta, "_MOST", 1.0)
     run, place = begin(tmp_path, vocabulary=EVICT), tmp_path / "killed"
-    whole = Path(shutil.copytree(run, tmp_path / "whole"))
+    uninterrupted = Path(shutil.copytree(run, tmp_path / "whole"))
     logs = [str(tmp_path / f"day-{day}.parquet") for day in (1, 2, 3)]
     for folder in (tmp_path / "serve", place / "serve"):
-        publishing.publish(whole, folder)
-    assert main(["continue", "-q", str(whole), *logs, "--publish", str(tmp_path / "serve")]) == 0
+        publishing.publish(uninterrupted, folder)
+    assert main(["continue", "-q", str(uninterrupted), *logs, "--publish", str(tmp_path / "serve")]) == 0
     shutil.copytree(run, place / "run")
     code = EVERY_ROW + "from stratarec.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "continue", "-q", str(place / "run"), "--publish", str(place / "serve")]
@@ -140,9 +138,9 @@ def test_killed_periods_are_begun_again_and_end_and_serve_with_the_same_bits(
             process.kill()
             process.wait()
             kills += 1
-    assert_same_period(periods.of_number(place / "run", 3), periods.of_number(whole, 3))
-    publishing.publish(place / "run", place / "serve")  # whoever was killed before it did
-    mine, theirs = served(place / "serve"), served(tmp_path / "serve")
+    assert_same_period(periods.of_number(place / "run", 3), periods.of_number(uninterrupted, 3))
+    publishing.publish(place / "run", place / "serve")  # in case a process was killed before it published
+    mine, theirs = open_published(place / "serve"), open_published(tmp_path / "serve")
     assert mine.manifest == theirs.manifest
     log = rows(tmp_path)
     assert mine.score(log).tobytes() == theirs.score(log).tobytes()

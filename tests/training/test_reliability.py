@@ -1,4 +1,4 @@
-"""Bins of predictions and the calibration error, compared with expected values and with sums over samples."""
+"""Compare bins of predictions and the calibration error with expected values and with sums over samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = NDArray[np.float32]
 
 
 def drawn(samples: int, shift: float = 0.0, seed: int = 0) -> tuple[Floats, Floats]:
-    """Draw labels, and logits that are `shift` above those of the labels' probabilities."""
+    """Draw labels, and logits that exceed those of the labels' probabilities by `shift`."""
     draws = np.random.default_rng(seed)
     logit = draws.normal(-1.5, 1.0, samples)
     label = (draws.random(samples) < 1 / (1 + np.exp(-logit))).astype(np.float32)
@@ -25,7 +25,7 @@ def sigmoid(logit: Floats) -> NDArray[np.float64]:
     return 1 / (1 + np.exp(-logit.astype(np.float64)))
 
 
-def test_a_calibrated_model_has_the_expected_error_and_intervals_contain_its_rate() -> None:
+def test_a_calibrated_model_has_the_expected_error_and_its_intervals_contain_the_rate() -> None:
     metrics = [evaluate_logits(*drawn(5_000, seed=seed)) for seed in range(100)]
     error, noise = (np.mean([each[f"calibration_{name}"] for each in metrics]) for name in ("error", "noise"))
     assert error == pytest.approx(noise, rel=0.06)
@@ -66,7 +66,7 @@ def test_a_bin_has_at_least_50_samples(samples: int, bins: int) -> None:
 
 
 @pytest.mark.parametrize("logit", [0.0, -1e30, 1e30])
-def test_samples_of_one_logit_are_one_bin(logit: float) -> None:
+def test_samples_with_one_logit_are_one_bin(logit: float) -> None:
     (only,) = Reliability().add(np.ones(5_000, np.float32), np.full(5_000, logit, np.float32)).bins()
     assert (only.samples, only.observed, only.share) == (5_000, 1, 1)
     assert 0 <= only.low <= only.high <= 1
@@ -82,7 +82,7 @@ def test_weighted_samples_have_the_rates_of_repeated_ones_and_wider_intervals() 
     assert weighted.high - weighted.low > repeated.high - repeated.low
 
 
-def test_each_label_has_bins_of_the_samples_that_have_it() -> None:
+def test_each_label_has_bins_of_its_own_samples() -> None:
     label, logit = drawn(4_000)
     labels = np.stack([label, np.where(np.arange(4_000) % 2, label, np.nan)], axis=1)
     content = figures(evaluate_labels(["click", "like"], labels, np.stack([logit, logit + 0.4], axis=1)))["labels"]

@@ -1,4 +1,4 @@
-"""Values that a run forgets, and rows that are renumbered: what is left, and that nothing else changes."""
+"""Test values that a run forgets and rows that are renumbered: what is removed, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from stratarec.training.run.open_run import open_run
 SLOW = pytest.mark.slow
 
 
-def begun(root: Path, **changes: Any) -> Path:
-    """A run of a day that went on with another."""
+def begin_and_continue(root: Path, **changes: Any) -> Path:
+    """Train a run on a day and continue it with another day."""
     run = begin(root, **changes)
     continue_run(run, root / "day-1.parquet")
     return run
@@ -41,7 +41,7 @@ def begun(root: Path, **changes: Any) -> Path:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("renewed")
-    begun(root, vocabulary=EVICT)
+    begin_and_continue(root, vocabulary=EVICT)
     return root
 
 
@@ -54,12 +54,12 @@ def rows(home: Path, day: int = 2) -> pl.DataFrame:
     return log.with_columns(pl.concat_list("item", pl.col("item") + 1).alias("seen"))
 
 
-def export(run: Path, folder: Path, since: Path | None = None) -> Scorer:
+def export_run(run: Path, folder: Path, since: Path | None = None) -> Scorer:
     assert main(["export", "-q", str(run), "-o", str(folder), *(["--since", str(since)] if since else [])]) == 0
     return Scorer.open(folder)
 
 
-def last(run: Path) -> Dataset:
+def last_data(run: Path) -> Dataset:
     return Dataset.open(periods.paths(run)[-1] / "data")
 
 
@@ -71,16 +71,16 @@ ENCODED = {
 
 
 @pytest.mark.parametrize("encoded", [False, pytest.param(True, marks=SLOW)])
-def test_what_is_forgotten_is_nowhere_and_all_else_keeps_its_bits(
+def test_a_forgotten_value_is_removed_everywhere_and_other_rows_keep_their_bits(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], encoded: bool
 ) -> None:
     monkeypatch.setattr(write_delta, "_MOST", 1.0)
     if encoded:
         home = tmp_path
-        run = begun(tmp_path, **ENCODED)
+        run = begin_and_continue(tmp_path, **ENCODED)
     else:
         run = run_of(home, tmp_path)
-    before, old = export(run, tmp_path / "0"), last(run)
+    before, old = export_run(run, tmp_path / "0"), last_data(run)
     vocabulary, counted = old.vocabulary("user"), old.carried_counts("user")
     known = vocabulary.values.drop_nulls()[3]
     rare = next(v for v in counted["value"] if v not in set(vocabulary.values)) if not encoded else "u1"
@@ -92,8 +92,8 @@ def test_what_is_forgotten_is_nowhere_and_all_else_keeps_its_bits(
     assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
     assert "user: forgot 2 of 3 values; unknown: nobody" in (output := capsys.readouterr().out)
     assert not missing(f"{home / 'data'}", output)
-    newest = last(run)
-    # Values, counts, events; nothing of the periods before is kept.
+    newest = last_data(run)
+    # Values, counts and events are removed, and the data of earlier periods is deleted.
     assert not {known, rare} & set(newest.vocabulary("user").values)
     assert not {known, rare} & set(newest.carried_counts("user")["value"])
     events = newest.events()
@@ -103,13 +103,13 @@ def test_what_is_forgotten_is_nowhere_and_all_else_keeps_its_bits(
     assert item not in set(newest.vocabulary("item").values)
     assert [path.name for path in (run / "periods").glob("*/data")] == ["data"]
     assert known.encode() not in b"".join(path.read_bytes() for path in (run / "periods").rglob("*.parquet"))
-    # The row holds zeros, and other rows their bits.
+    # The row is zero, and other rows keep their bits.
     place = vocabulary.values.to_list().index(known) + 5
     with open_run(run) as trained:
         weights = trained.model.embeddings.rows("user", place, place + 1)
         assert not any(part.any() for part in weights.values())
-    # Who serves takes the delta, and scores as the full export; whoever was not forgotten has the scores of before.
-    after = export(run, tmp_path / "1", tmp_path / "0")
+    # A scorer that applies the delta matches the full export. Users that were not forgotten keep their scores.
+    after = export_run(run, tmp_path / "1", tmp_path / "0")
     log = rows(home)
     scorer = Scorer.open(tmp_path / "0")
     scorer.update(tmp_path / "1.delta")
@@ -122,13 +122,13 @@ def test_what_is_forgotten_is_nowhere_and_all_else_keeps_its_bits(
     assert "not read" not in capsys.readouterr().out
     assert main(["evaluate", "-q", str(run)]) == 2
     assert "no samples in its split test; nor in another: name a log after the run" in capsys.readouterr().err
-    # The run goes on, and whoever comes back gets a row behind all others.
+    # The run continues, and a forgotten user who returns gets a row after all others.
     frame = pl.read_parquet(home / "day-2.parquet").with_columns(
         user=pl.when(pl.int_range(pl.len()) < 30).then(pl.lit(known)).otherwise("user")
     )
     frame.write_parquet(tmp_path / "next.parquet")
     continue_run(run, tmp_path / "next.parquet")
-    values = last(run).vocabulary("user").values.to_list()
+    values = last_data(run).vocabulary("user").values.to_list()
     assert values.index(known) >= len(vocabulary.values)
 
 
@@ -136,19 +136,19 @@ def test_rows_are_numbered_by_recent_counts_with_the_same_scores_and_the_run_con
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, log = run_of(home, tmp_path), rows(home)
-    before, old = export(run, tmp_path / "0"), last(run)
+    before, old = export_run(run, tmp_path / "0"), last_data(run)
     assert old.vocabularies["item"].holes
     capsys.readouterr()
     assert main(["rebase", "-q", str(run)]) == 0
-    output, newest = capsys.readouterr().out, last(run)
+    output, newest = capsys.readouterr().out, last_data(run)
     assert not missing(f"{newest.table_rows()['item']:,} rows {old.vocabularies['item'].holes:,}", output)
     for name in ("user", "item"):
         recent = dict(old.carried_counts(name).select("value", "recent").iter_rows())
         values = newest.vocabulary(name).values.to_list()
         assert values == sorted(old.vocabulary(name).values.drop_nulls(), key=lambda v: (-recent[v], v))
         assert newest.carried_counts(name).equals(old.carried_counts(name))
-    assert export(run, tmp_path / "1").score(log).tobytes() == before.score(log).tobytes()
-    # As a run that was not numbered anew goes on, up to the order of sums.
+    assert export_run(run, tmp_path / "1").score(log).tobytes() == before.score(log).tobytes()
+    # It continues like a run without renumbering, up to the order of sums.
     other = Path(shutil.copytree(home / "run", tmp_path / "other"))
     for each in (run, other):
         continue_run(each, home / "day-2.parquet")
@@ -156,18 +156,18 @@ def test_rows_are_numbered_by_recent_counts_with_the_same_scores_and_the_run_con
     assert mine.scores == theirs.scores
     assert mine.lookups["item"].known == theirs.lookups["item"].known
     actual, expected = (
-        export(each, tmp_path / f"last-{place}").score(rows(home, 3)) for place, each in enumerate((run, other))
+        export_run(each, tmp_path / f"last-{place}").score(rows(home, 3)) for place, each in enumerate((run, other))
     )
     np.testing.assert_allclose(actual, expected, atol=1e-4)
     assert main(["check", "-q", str(run)]) == 0
-    # No delta leads over it.
+    # No delta crosses a rebase.
     command = ["export", "-q", str(run), "-o", str(tmp_path / "late"), "--since", str(tmp_path / "0")]
     capsys.readouterr()
     assert main(command) == 2
     assert "use the full export" in capsys.readouterr().err
 
 
-def test_scores_that_would_change_stop_a_rebase(
+def test_a_rebase_that_would_change_scores_is_refused(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of(home, tmp_path)
@@ -184,11 +184,11 @@ STAGES = ["rebase.checkpoint.load", "rebase.checkpoint.save", "rebase.write_seal
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("command", ["forget", "rebase"])
-def test_whatever_stops_it_leaves_the_run_as_it_was(
+def test_an_interrupted_rebase_leaves_the_run_unchanged(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, command: str
 ) -> None:
     run = run_of(home, tmp_path)
-    pl.DataFrame({"user": last(run).vocabulary("user").values[:1]}).write_csv(tmp_path / "file.csv")
+    pl.DataFrame({"user": last_data(run).vocabulary("user").values[:1]}).write_csv(tmp_path / "file.csv")
     before = files_of(run)
 
     def stop(*args: Any, **options: Any) -> Any:
@@ -214,7 +214,7 @@ main(["continue", "-q", *sys.argv[2:]])
 
 
 @pytest.mark.parametrize("file", ["data/dataset.json", "recipe.json"])
-def test_what_a_killed_continue_left_is_removed_by_forget(
+def test_leftovers_of_a_killed_continue_are_removed_by_forget(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -223,8 +223,8 @@ def test_what_a_killed_continue_left_is_removed_by_forget(
     command = [sys.executable, "-c", KILLED, file.replace("data/", ""), str(run), str(home / "day-2.parquet")]
     assert subprocess.run(command, check=False).returncode == -9
     assert list(tmp_path.glob(".run.continuing.*"))
-    user = last(run).vocabulary("user").values.drop_nulls()[3]
-    # As if earlier processes had been killed while they removed data and a checkpoint.
+    user = last_data(run).vocabulary("user").values.drop_nulls()[3]
+    # As if earlier processes had been killed while they deleted data and a checkpoint.
     period = periods.paths(run)[-1]
     for name in (period / "data", periods.only_checkpoint(period)):
         left = temporary_name(name)
@@ -251,11 +251,11 @@ ROWS: dict[str, Any] = {"kind": "rowwise_adam", "rows": "all", "weight_decay": 0
 
 
 @pytest.mark.slow
-def test_rows_that_missed_steps_are_renumbered_exactly(tmp_path: Path) -> None:
-    run = begun(tmp_path, train={"embedding": ROWS})
-    log, before = rows(tmp_path), export(run, tmp_path / "0")
+def test_rows_with_missed_steps_are_renumbered_exactly(tmp_path: Path) -> None:
+    run = begin_and_continue(tmp_path, train={"embedding": ROWS})
+    log, before = rows(tmp_path), export_run(run, tmp_path / "0")
     assert main(["rebase", "-q", str(run)]) == 0
-    assert export(run, tmp_path / "1").score(log).tobytes() == before.score(log).tobytes()
+    assert export_run(run, tmp_path / "1").score(log).tobytes() == before.score(log).tobytes()
     continue_run(run, tmp_path / "day-2.parquet")
 
 
@@ -264,17 +264,17 @@ CODECS = ["fp16", "int4"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CODECS)
-def test_encoded_rows_are_renumbered_as_they_are_encoded(
+def test_encoded_rows_are_renumbered_without_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    """With values that lost their rows; those that a cache had as floats are rounded, and no others change."""
+    """Some values lost their rows. Rows that were float32 in a cache are rounded, and no others change."""
 
     with_many_places(tmp_path, monkeypatch)
     memory = {**ENCODED["memory"], "precision": kind}
     vocabulary = {"min_count": 1, "overrides": {}, "evict": {"place": {"keep": 600}}}
-    run = begun(tmp_path, memory=memory, vocabulary=vocabulary, train=ENCODED["train"])
-    log, old = rows(tmp_path), last(run)
-    before = export(run, tmp_path / "0").score(log)
+    run = begin_and_continue(tmp_path, memory=memory, vocabulary=vocabulary, train=ENCODED["train"])
+    log, old = rows(tmp_path), last_data(run)
+    before = export_run(run, tmp_path / "0").score(log)
     assert (holes := old.vocabularies["place"].holes) > 100
     with open_run(run) as trained:
         group = trained.model.embeddings.engine.tables_of("place")
@@ -283,7 +283,7 @@ def test_encoded_rows_are_renumbered_as_they_are_encoded(
         weights = trained.model.embeddings.rows("place", 0, old.table_rows()["place"])["weight"]
     capsys.readouterr()
     assert main(["rebase", "-q", str(run)]) == 0
-    output, newest = capsys.readouterr().out, last(run)
+    output, newest = capsys.readouterr().out, last_data(run)
     assert not missing(f"{newest.table_rows()['place']:,} rows {holes:,}", output)
     there, now = old.vocabulary("place"), newest.vocabulary("place")
     ids = there.encode(now.values)
@@ -296,23 +296,23 @@ def test_encoded_rows_are_renumbered_as_they_are_encoded(
     assert not missing(f"{(~exact).sum() + tail}", output)
     assert torch.equal(mine[now.tail_buckets :][exact], weights[ids[exact]])
     np.testing.assert_allclose(mine[now.tail_buckets :], weights[ids], atol=0.02)
-    # Of samples without such a place scores are the same, to the bit.
-    after = export(run, tmp_path / "1").score(log)
+    # Samples without such a place keep their scores bit for bit.
+    after = export_run(run, tmp_path / "1").score(log)
     rounded = [*now.values.filter(pl.Series(~exact))]
     same = (~log["place"].is_in(rounded) & (log["place"].is_in([*now.values]) | (tail == 0))).to_numpy()
     assert same.any()
     assert np.array_equal(after[same], before[same])
-    # Nothing is in a slot any more: numbered anew again, every row keeps its bits.
+    # No row is in a slot now, so another rebase changes no bit.
     assert main(["rebase", "-q", str(run)]) == 0
     assert "scores are identical to the bit" in capsys.readouterr().out
-    assert export(run, tmp_path / "2").score(log).tobytes() == after.tobytes()
+    assert export_run(run, tmp_path / "2").score(log).tobytes() == after.tobytes()
     continue_run(run, tmp_path / "day-2.parquet")
     assert main(["check", "-q", str(run)]) == 0
 
 
 @pytest.mark.slow
-def test_encoded_rows_that_missed_steps_stop_a_rebase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = begun(tmp_path, **(ENCODED | {"train": {"batch_size": 16, "embedding": ROWS}}))
+def test_encoded_rows_with_missed_steps_prevent_a_rebase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = begin_and_continue(tmp_path, **(ENCODED | {"train": {"batch_size": 16, "embedding": ROWS}}))
     files = files_of(run)
     capsys.readouterr()
     assert main(["rebase", "-q", str(run)]) == 2

@@ -1,4 +1,4 @@
-"""A run that was stopped, or killed, and is resumed ends with the bits of one that was not, whatever it trains."""
+"""Test that a run that was stopped or killed, and resumed, matches an uninterrupted run bit for bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def has_hot_batches(whole: Trainer) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and where it stops."""
+    """Configuration of a run, and where it stops."""
 
     train: dict[str, Any]
     stopped: int = 23
@@ -67,7 +67,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 AVERAGED = {"average": {"decay": 0.9}, "dense": {"learning_rate": 0.05}, "checkpoint": {"every_steps": 7, "keep": 99}}
 CASES = {
     **{name: Case(options) for name, options in OPTIMIZERS.items()},
-    # The masks and statistics of a step are the same however often a run stopped, evaluated or saved before.
+    # The masks and statistics of a step do not depend on earlier stops, evaluations and checkpoints.
     "dropout, statistics, average": Case(
         {**AVERAGED, "epochs": 1},
         stopped=13,
@@ -97,7 +97,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a data set whose batches use a small part of the tables."""
+    """Return a folder with a data set whose batches use a small part of the tables."""
     root = tmp_path_factory.mktemp("larger")
     prepared(Recipe.from_dict(content(root)).data)
     return root
@@ -112,17 +112,17 @@ LATER = ("int4", "hot batches none")
 def test_a_stopped_run_resumes_bitwise(home: Path, larger: Path, tmp_path: Path, name: str) -> None:
     case = CASES[name]
 
-    def made(run: str, **more: Any) -> Recipe:
+    def make_recipe(run: str, **more: Any) -> Recipe:
         options = {"run": str(tmp_path / run), **case.train, **more}
         result = content(larger, **options) if "memory" in case.sections else tiny(home, **options)
         for section, fields in case.sections.items():
             result[section] = result.get(section, {}) | fields
         return Recipe.from_dict(result)
 
-    whole = train(made("whole", **case.whole))
+    uninterrupted = train(make_recipe("whole", **case.whole))
     if case.check is not None:
-        case.check(whole)
-    train(made("parts", max_steps=case.stopped))
+        case.check(uninterrupted)
+    train(make_recipe("parts", max_steps=case.stopped))
     if case.again:
         for path in kept(tmp_path / "parts")[1:]:
             shutil.rmtree(path)
@@ -130,9 +130,9 @@ def test_a_stopped_run_resumes_bitwise(home: Path, larger: Path, tmp_path: Path,
     assert position["epoch"] == case.epoch
     assert position["batch"] > 0
     torch.rand(100)
-    resumed = train(made("parts"), resume=True)
+    resumed = train(make_recipe("parts"), resume=True)
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
-    assert list(map(tuple, resumed.state.losses)) == whole.state.losses
+    assert list(map(tuple, resumed.state.losses)) == uninterrupted.state.losses
 
 
 def kept(run: Path) -> list[Path]:
@@ -141,22 +141,22 @@ def kept(run: Path) -> list[Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tiers", [False, True], ids=["memory", "log"])
-def test_kill_9_at_random_moments_changes_no_bit(
+def test_kill_9_at_random_times_changes_no_bit(
     home: Path, larger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tiers: bool
 ) -> None:
     steps = {"epochs": 4 + 3 * KILLS, "checkpoint": {"every_steps": 9, "keep": 2}, "eval_every": 2000}
 
-    def made(run: str) -> Recipe:
+    def make_recipe(run: str) -> Recipe:
         options = {"run": str(tmp_path / run), **steps}
         block = {"path": str(tmp_path / f"rows-{run}"), "budget": "64MiB"}
         return Recipe.from_dict(
             {**content(larger, **options), "memory": {**INT8, "block": block}} if tiers else tiny(home, **options)
         )
 
-    plan = in_log(made("whole"), "int8") if tiers else None
-    whole = train(made("whole"), plan=plan)
-    assert bool(cached(whole)) == tiers
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made("killed").to_dict()))
+    plan = in_log(make_recipe("whole"), "int8") if tiers else None
+    uninterrupted = train(make_recipe("whole"), plan=plan)
+    assert bool(cached(uninterrupted)) == tiers
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(make_recipe("killed").to_dict()))
     command = [str(tmp_path / "r.yaml")]
     if plan is not None:
         plan.save(tmp_path / "plan.json")
@@ -167,7 +167,7 @@ def test_kill_9_at_random_moments_changes_no_bit(
         process = start(*command)
         while process.poll() is None and kept(tmp_path / "killed")[-1:] <= known:
             time.sleep(0.002)
-        # From here on it trains, a checkpoint every few hundredths of a second: any moment is in a step or in a write.
+        # From here on a checkpoint is written every few hundredths of a second, so the kill hits a step or a write.
         time.sleep(draws.uniform(0, 0.1))
         assert process.poll() is None, f"the run ended before it could be killed: {process.communicate()}"
         process.kill()

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: equal runs leave equal files, and its JSON is JSON."""
+"""Test the files of a run: equal runs write equal files, and the JSON files are valid JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stratarec.training.trainer import Trainer
 
 
 def strict(path: Path) -> Any:
-    """The JSON of a file, which must be what any reader takes."""
+    """Parse a file as strict JSON."""
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{path} holds {word}, which is no JSON")
@@ -32,7 +32,7 @@ def strict(path: Path) -> Any:
 
 
 def log(root: Path) -> dict[str, Any]:
-    """A recipe on a log without users, whose validation days hold clicks alone."""
+    """Return a recipe for a log without users, whose validation days contain only clicks."""
     rows = np.arange(3000)
     label = np.where((rows >= 2000) & (rows < 2500), 1, rows % 2)
     frame = pl.DataFrame({"label": label, "day": rows // 500 * 86400, "item": rows % 7, "city": rows % 5})
@@ -59,7 +59,7 @@ def tensor_files(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*.safetensors"))}
 
 
-def test_equal_runs_leave_equal_files(home: Path, tmp_path: Path) -> None:
+def test_equal_runs_write_equal_files(home: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         run(home, tmp_path / name, max_steps=8, embedding={"kind": "rowwise_adam"})
     tensors = tensor_files(last(tmp_path / "a"))
@@ -67,20 +67,23 @@ def test_equal_runs_leave_equal_files(home: Path, tmp_path: Path) -> None:
     assert tensors == tensor_files(last(tmp_path / "b"))
 
 
-def test_a_resumed_run_leaves_the_files_of_one_that_was_not_stopped(home: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_writes_the_files_of_an_uninterrupted_run(home: Path, tmp_path: Path) -> None:
     run(home, tmp_path / "whole", max_steps=14)
     run(home, tmp_path / "parts", max_steps=14)
     shutil.rmtree(last(tmp_path / "parts"))
     assert checkpoint.list_checkpoints(tmp_path / "parts" / "checkpoints")
     run(home, tmp_path / "parts", max_steps=14, resume=True)
-    whole, parts = (tensor_files(last(tmp_path / name)) for name in ("whole", "parts"))
+    uninterrupted, parts = (tensor_files(last(tmp_path / name)) for name in ("whole", "parts"))
     for name in ("network.safetensors", "optimizer.safetensors"):
-        assert whole[name] == parts[name]
+        assert uninterrupted[name] == parts[name]
 
 
 @pytest.fixture(scope="module")
 def days(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A finished run where AUC is not defined on the validation split, nor grouped AUC anywhere; what it printed."""
+    """Train a run for which AUC is undefined on the validation split and grouped AUC everywhere.
+
+    Return it with its output.
+    """
     root = tmp_path_factory.mktemp("days")
     (root / "recipe.yaml").write_text(yaml.safe_dump(log(root)))
     assert main(["prepare", "-q", str(root / "recipe.yaml")]) == 0
@@ -90,7 +93,7 @@ def days(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return root, out.getvalue() + err.getvalue()
 
 
-def test_every_json_of_a_run_is_strict(days: tuple[Path, str]) -> None:
+def test_every_json_file_of_a_run_is_strict(days: tuple[Path, str]) -> None:
     root, _ = days
     files = [*(root / "run").rglob("*.json"), *(root / "data").rglob("*.json")]
     assert {"result.json", "state.json", "recipe.json", "dataset.json"} <= {file.name for file in files}

@@ -1,4 +1,4 @@
-"""Whole runs: the same bits twice, and all that the command line does with one; damage is named."""
+"""Test full runs: the same bits twice, the commands that use a run, and named damage."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_run_is_not_overwritten_by_accident(home: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_full_disk_leaves_the_last_checkpoint_whole(home: Path, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_last_checkpoint_intact(home: Path, tmp_path: Path) -> None:
     recipe = make_recipe(home, tmp_path / "a", max_steps=30)
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe.to_dict()))
     limit = (

@@ -1,4 +1,4 @@
-"""Sequences that a log gives, from its lists to scores."""
+"""Test sequence features, from lists in the log to scores."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_log(root: Path) -> pl.DataFrame:
             "who": user,
             "item": item,
             "kind": [f"k{i % 5}" for i in item],
-            # As text, a list of nothing but one missing value is an empty list.
+            # As text, a list with only one missing value is an empty list.
             "last": [[None if i == 7 and len(items) > 1 else i for i in items] for items in last],
             "last_kind": [[None if i == 8 and len(items) > 1 else f"k{i % 5}" for i in items] for items in last],
         },
@@ -76,13 +76,13 @@ def make_recipe(root: Path, log: str = "log.parquet", groups: str = "auto") -> R
 
 
 def expected(row: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """The last events of a row that have both columns."""
+    """Return the last events of a row that have both columns."""
     pairs = zip(row["last"], row["last_kind"], strict=True)
     return [pair for pair in pairs if None not in pair][-LONGEST:]
 
 
 def stored(dataset: Dataset) -> dict[int, list[tuple[Any, Any]]]:
-    """Row of the log -> its events, as values."""
+    """Return the events of each row of the log, as values."""
     vocabularies = (read_vocabulary(dataset.path / each.path, each, "") for each in dataset.vocabularies.values())
     values = {
         name: [None] * results.tail_buckets + results.values.to_list()
@@ -99,13 +99,13 @@ def stored(dataset: Dataset) -> dict[int, list[tuple[Any, Any]]]:
 
 
 @pytest.mark.parametrize(("log", "groups"), [("log.parquet", "auto"), ("log.csv", "auto"), ("log.jsonl", "none")])
-def test_a_data_set_has_the_last_whole_events_of_each_row(tmp_path: Path, log: str, groups: str) -> None:
+def test_a_data_set_has_the_last_complete_events_of_each_row(tmp_path: Path, log: str, groups: str) -> None:
     frame = write_log(tmp_path)
     recipe = make_recipe(tmp_path, log, groups)
     dataset = prepare(recipe.data)
     if groups == "auto":
         assert any({"last", "last_kind"} <= set(names) for names in dataset.groups.values()), dataset.groups
-    # Sequences share the tables of what they are of; all of their values are frequent enough to have rows.
+    # Sequences share the tables of their single features, and all of their values are frequent enough for rows.
     assert set(dataset.vocabularies) == {"item", "kind"}
     stored_rows = stored(dataset)
     header = log.endswith("csv")
@@ -114,7 +114,7 @@ def test_a_data_set_has_the_last_whole_events_of_each_row(tmp_path: Path, log: s
 
 
 @pytest.mark.parametrize("groups", ["auto", "none"])
-def test_fresh_logs_and_exports_score_as_the_data_set(tmp_path: Path, groups: str) -> None:
+def test_raw_logs_and_exports_score_like_the_data_set(tmp_path: Path, groups: str) -> None:
     frame = write_log(tmp_path)
     recipe = make_recipe(tmp_path, groups=groups)
     Trainer(recipe, prepare(recipe.data)).train()
@@ -155,7 +155,7 @@ def test_a_stored_sequence_with_lists_of_unequal_lengths_is_damage(tmp_path: Pat
     assert fault == "columns 'last' and 'last_kind' have lists of different lengths"
 
 
-def test_a_manifest_with_a_torn_sequence_is_refused(tmp_path: Path) -> None:
+def test_a_manifest_with_an_incomplete_sequence_is_refused(tmp_path: Path) -> None:
     write_log(tmp_path)
     manifest = prepare(make_recipe(tmp_path).data).manifest
     content = manifest.to_dict()

@@ -1,4 +1,4 @@
-"""What a recipe leaves out is chosen by the number of training samples, reported, and written down."""
+"""Test defaults that depend on the number of training samples: they are chosen, reported and saved."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_ensemble_has_more_epochs_with_few_samples(samples: int, validated: b
 
 
 def test_a_run_that_starts_from_another_has_its_model_and_optimizers(tmp_path: Path) -> None:
-    """A later log may have fewer samples, for which other members and optimizers are chosen."""
+    """A later log may have fewer samples, for which other members and optimizers would be chosen."""
     content = tiny(tmp_path)
     content["model"], content["train"] = {"kind": "ensemble"}, {}
     dataset = prepared(Recipe.from_dict(content).data)
@@ -60,7 +60,7 @@ def test_a_run_that_starts_from_another_has_its_model_and_optimizers(tmp_path: P
     assert named["model"]["members"] == 5
 
 
-def test_many_epochs_end_where_validation_is_past_its_best_and_the_best_is_tested(
+def test_long_runs_stop_after_the_best_validation_and_the_best_model_is_tested(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = without(tiny(tmp_path, embedding={"learning_rate": 1.0}), "batch_size", "epochs", "eval_every")

@@ -1,4 +1,4 @@
-"""A run that chooses its number of threads, on a machine whose free cores the test sets."""
+"""Test a run that chooses its number of threads, on a machine with simulated free cores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stratarec.training.steps import thread_tuner
 from stratarec.training.steps.thread_tuner import CoreTime, ThreadConfig, ThreadTuner
 
 SPIN, SLEEP, ONE = ThreadConfig(2, sleep=False), ThreadConfig(2, sleep=True), ThreadConfig(1, sleep=False)
-# Share of their time that threads wait for a core: alone, beside one busy process, and under a quota of 1.5 cores.
+# Share of time that threads wait for a core: alone, with one other busy process, and under a quota of 1.5 cores.
 QUIET = {SPIN: 0.10, SLEEP: 0.11, ONE: 0.07}
 BESIDE_ONE = {SPIN: 0.38, SLEEP: 0.35, ONE: 0.16}
 QUOTA = {SPIN: 0.25, SLEEP: 0.11, ONE: 0.05}
@@ -29,7 +29,7 @@ STEP = 0.02
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """What `cores` returns: its first number."""
+    """Replace `cores` with a function that returns the first number of this list."""
     numbers, before = [2], torch.get_num_threads()
     monkeypatch.setattr(thread_tuner, "cores", lambda: numbers[0])
     monkeypatch.setattr(thread_tuner, "quota", lambda: math.inf)
@@ -40,7 +40,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 class Machine:
-    """Runs a tuner for a time, with the waiting shares of each moment."""
+    """Run a tuner for some time with a function from time to waiting shares."""
 
     def __init__(self, shares: Callable[[float], Shares], asked: int = 0) -> None:
         self._shares, self._now, self._ran, self._waited = shares, 0.0, 0.0, 0.0
@@ -68,7 +68,7 @@ class Machine:
         return self
 
 
-def test_a_run_on_a_machine_for_itself_keeps_its_threads() -> None:
+def test_a_run_alone_on_a_machine_keeps_its_threads() -> None:
     machine = Machine(lambda now: QUIET).run(300)
     assert machine.seconds.keys() == {SPIN}
     assert machine.tuner.remark == ""
@@ -76,7 +76,7 @@ def test_a_run_on_a_machine_for_itself_keeps_its_threads() -> None:
 
 
 @pytest.mark.parametrize(("shares", "best"), [(BESIDE_ONE, ONE), (QUOTA, SLEEP)], ids=["busy process", "quota"])
-def test_threads_that_wait_for_cores_become_fewer(shares: Shares, best: ThreadConfig) -> None:
+def test_a_run_uses_fewer_threads_if_they_wait_for_cores(shares: Shares, best: ThreadConfig) -> None:
     machine = Machine(lambda now: shares).run(200)
     assert machine.seconds[best] > 190
     assert machine.tuner.remark.startswith("2 cores, shared: ")
@@ -85,25 +85,25 @@ def test_threads_that_wait_for_cores_become_fewer(shares: Shares, best: ThreadCo
     ] * (best == ONE)
 
 
-def test_a_given_number_of_threads_changes_nothing() -> None:
+def test_a_given_number_of_threads_is_not_changed() -> None:
     machine = Machine(lambda now: BESIDE_ONE, asked=2).run(100)
     assert machine.seconds.keys() == {SPIN}
     assert machine.tuner.remark == ""
 
 
-def test_a_run_goes_back_when_the_machine_is_quiet_again() -> None:
+def test_a_run_returns_to_more_threads_when_the_machine_is_idle_again() -> None:
     machine = Machine(lambda now: BESIDE_ONE if 30 < now < 80 else QUIET).run(200)
     assert machine.seconds[ONE] > 40
     assert machine.seconds[SPIN] > 100
 
 
-def test_steps_up_that_are_taken_back_become_rare() -> None:
+def test_unsuccessful_increases_become_rare() -> None:
     machine = Machine(lambda now: BESIDE_ONE).run(600)
     assert machine.used.count(SLEEP) < 20
     assert len(machine.reports) == 1
 
 
-def test_a_quota_that_changes_is_followed(two_cores: list[int]) -> None:
+def test_a_changed_quota_is_followed(two_cores: list[int]) -> None:
     def shares(now: float) -> Shares:
         two_cores[0] = 1 if now > 100 else 2
         return QUIET
@@ -114,7 +114,7 @@ def test_a_quota_that_changes_is_followed(two_cores: list[int]) -> None:
     assert [reason for _, reason in machine.reports] == ["threads change from 2 to 1, as other processes use the cores"]
 
 
-def test_time_on_cores_and_waiting_for_them_is_read_from_the_system() -> None:
+def test_running_and_waiting_time_is_read_from_the_system() -> None:
     before = CoreTime.now()
     sum(range(3_000_000))
     after = CoreTime.now()
@@ -122,7 +122,7 @@ def test_time_on_cores_and_waiting_for_them_is_read_from_the_system() -> None:
     assert after.waited >= before.waited
 
 
-def test_ranks_of_a_machine_divide_its_cores(two_cores: list[int]) -> None:
+def test_ranks_on_a_machine_divide_its_cores(two_cores: list[int]) -> None:
     two_cores[0] = 8
     torch.set_num_threads(8)
     assert [ThreadTuner(0, ranks, print).threads for ranks in (1, 2, 3, 8, 16)] == [8, 4, 2, 1, 1]
@@ -130,7 +130,7 @@ def test_ranks_of_a_machine_divide_its_cores(two_cores: list[int]) -> None:
 
 
 def shares_of(monkeypatch: pytest.MonkeyPatch, shares: Callable[[ThreadConfig], float]) -> None:
-    """Measure after each step, and see that share of waiting."""
+    """Measure after each step, with this share of waiting."""
 
     def measured(self: ThreadTuner, step: int) -> None:
         if not self._asked:
@@ -142,19 +142,19 @@ def shares_of(monkeypatch: pytest.MonkeyPatch, shares: Callable[[ThreadConfig], 
 def test_a_run_whose_threads_change_has_the_same_tables_and_reports_it(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Real steps and threads, with synthetic shares."""
+    """Steps and threads are real, the shares are synthetic."""
 
-    def made(name: str, **options: int) -> Recipe:
+    def make_recipe(name: str, **options: int) -> Recipe:
         return Recipe.from_dict(tiny(home, run=str(tmp_path / name), **options))
 
     shares_of(monkeypatch, BESIDE_ONE.__getitem__)
-    train(made("free"))
+    train(make_recipe("free"))
     result = read_result(tmp_path / "free")
     assert result is not None
     assert "1 thread from step" in result.sharing
     assert torch.get_num_threads() == 2
     monkeypatch.undo()
-    train(made("plain", threads=2))
+    train(make_recipe("plain", threads=2))
     assert_same_model(last(tmp_path / "free"), last(tmp_path / "plain"))
 
 
@@ -168,13 +168,13 @@ def test_a_report_states_once_that_bits_may_differ(
     assert "".join(capsys.readouterr()).count("another run may differ in its last bits") == 1
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Another run of this recipe may differ in its last bits from step " in page
-    # Another session of the run does not forget it.
+    # A resumed run keeps the statement.
     monkeypatch.undo()
     assert main(["train", str(recipe), "train.max_steps=14", "train.threads=2", "--resume", "-q"]) == 0
     assert "may differ in its last bits from step " in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_a_run_that_is_resumed_with_other_threads_reports_it(
+def test_a_run_resumed_with_other_threads_reports_it(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = tmp_path / "r.yaml"
@@ -182,6 +182,6 @@ def test_a_run_that_is_resumed_with_other_threads_reports_it(
     assert main(["train", str(recipe), "train.max_steps=4", "train.threads=2", "-q"]) == 0
     assert "may differ" not in (tmp_path / "run" / "report.html").read_text()
     assert main(["train", str(recipe), "train.max_steps=8", "train.threads=1", "--resume"]) == 0
-    said = "threads change from 2 to 1: from step 4 on another run may differ in its last bits"
-    assert said in " ".join("".join(capsys.readouterr()).split())
+    message = "threads change from 2 to 1: from step 4 on another run may differ in its last bits"
+    assert message in " ".join("".join(capsys.readouterr()).split())
     assert not missing("step 4 2 1", (tmp_path / "run" / "report.html").read_text())

@@ -1,4 +1,4 @@
-"""Whole runs whose tables have tiers: the same model as in memory and what they leave on disks."""
+"""Test runs whose tables have tiers: the same model as in memory, and the files on disk."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ INT8: dict[str, Any] = {"precision": "int8", "lookahead": 2, "cache": {"fraction
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a prepared data set."""
+    """Return a folder with a prepared data set."""
     root = tmp_path_factory.mktemp("tiered")
     prepared(Recipe.from_dict(content(root)).data)
     return root
 
 
 def content(root: Path, **train: Any) -> dict[str, Any]:
-    """Tables of up to a few thousand rows, batches that use a small part of them."""
+    """Return a configuration with tables of up to a few thousand rows, of which batches use a small part."""
     config = tiny(root, **{"batch_size": 64, "eval_every": 40, **train})
     config["data"]["source"]["scale"] = 0.05
     config["data"]["vocabulary"] = {"min_count": 1, "tail_buckets": 4}
@@ -53,7 +53,7 @@ def make_recipe(home: Path, run: Path, memory: dict[str, Any], **train: Any) -> 
 
 
 def in_log(recipe: Recipe, kind: Literal["fp32", "int8"]) -> Plan:
-    """The plan of `made` with its cached tables at home in a log, which a planner would not do with so few rows."""
+    """Return the plan of `recipe` with its cached tables in a log, which the planner would not do for so few rows."""
     plan = new_plan(recipe, Dataset.open(recipe.data.path))
     assert plan is not None
     codec = CodecConfig(kind=kind)
@@ -67,8 +67,8 @@ def cached(trainer: Trainer) -> int:
     return sum(len(tables.configs) for tables in trainer.model.embeddings.engine.tables if not tables.resident)
 
 
-def test_float32_homes_give_the_model_of_all_in_memory(home: Path, tmp_path: Path) -> None:
-    """Rows that a step changes without looking them up, too, and gradients that are clipped with the rows'."""
+def test_float32_homes_give_the_model_of_tables_in_memory(home: Path, tmp_path: Path) -> None:
+    """Cases include rows that a step changes without looking them up, and clipped gradients that include the rows'."""
     options: dict[str, Any] = {"embedding": EVERY_ROW, "clip_norm": 0.05, "clip_rows": True}
     plain = train(make_recipe(home, tmp_path / "plain", {}, **options))
     block = {"path": str(tmp_path / "rows"), "budget": "64MiB"}
@@ -83,7 +83,7 @@ def test_float32_homes_give_the_model_of_all_in_memory(home: Path, tmp_path: Pat
         np.testing.assert_array_equal(values, right[name], err_msg=name)
 
 
-def test_reading_a_run_creates_and_removes_nothing_in_the_directories_of_the_run(
+def test_reading_a_run_changes_no_file_in_the_directories_of_the_run(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, scratch = tmp_path / "rows", tmp_path / "scratch"
@@ -91,7 +91,7 @@ def test_reading_a_run_creates_and_removes_nothing_in_the_directories_of_the_run
     train(recipe, plan=in_log(recipe, "int8"))
     shutil.rmtree(rows)
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    # What a reader that was killed left, of which there is one in the way of the attack, too.
+    # Leftovers of a killed reader, and a link that an attacker planted among them.
     for left in (rows / "tiny-reading-mine", scratch / "stratarec-reading-0123456789ab"):
         left.mkdir(parents=True)
         (left / "kept").touch()
@@ -103,7 +103,7 @@ def test_reading_a_run_creates_and_removes_nothing_in_the_directories_of_the_run
     ):
         assert main([command[0], "-q", str(tmp_path / "a"), *command[1:]]) == 0
     assert sorted(rows.rglob("*")) == before
-    # A run without a plan: its memories are measured somewhere else, too.
+    # The memory of a run without a plan is measured in another directory.
     (tmp_path / "a" / "plan.json").unlink()
     assert main(["evaluate", "-q", str(tmp_path / "a")]) == 0
     broken = last(tmp_path / "a") / "tables"
@@ -129,7 +129,7 @@ def test_other_tiers_load_a_checkpoint_before_and_after_they_train(home: Path, t
 
 
 def all_rows(run: Path) -> dict[str, Any]:
-    """Weights and state of every table of a run's last checkpoint, whatever its tiers."""
+    """Return weights and state of every table in a run's last checkpoint, under any tiers."""
     with open_run(run) as trained:
         collection = trained.model.embeddings
         return {
@@ -156,7 +156,7 @@ def test_a_checkpoint_resumes_under_other_tiers(home: Path, tmp_path: Path) -> N
     train(recipe, resume=True)
 
 
-def test_checkpoints_hold_only_what_changed(home: Path, tmp_path: Path) -> None:
+def test_checkpoints_contain_only_changes(home: Path, tmp_path: Path) -> None:
     train(make_recipe(home, tmp_path / "a", {}, checkpoint={"every_steps": 1, "keep": 50}, max_steps=12))
     paths = checkpoint.list_checkpoints(tmp_path / "a" / "checkpoints")
     files = [{path.name: path.stat() for path in (each / "tables").rglob("rows-*.safetensors")} for each in paths]
@@ -165,25 +165,25 @@ def test_checkpoints_hold_only_what_changed(home: Path, tmp_path: Path) -> None:
         shared = [name for name in first if name in second and first[name].st_ino == second[name].st_ino]
         new = sum(stat.st_size for name, stat in second.items() if name not in first)
         assert new > 0
-        # The base is written again once there are half as many changes.
+        # The base is written again when there are half as many changes as rows.
         went_on += bool(shared) and new < sum(stat.st_size for stat in first.values()) / 2
     assert went_on
     assert table_values(paths[1]).keys() == table_values(paths[0]).keys()
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_in_mid_run_ends_it_at_its_last_checkpoint(
+def test_a_disk_that_fills_in_mid_run_ends_the_run_at_its_last_checkpoint(
     home: Path, tmp_path: Path, small_disk: Path
 ) -> None:
-    def made(name: str, rows: Path) -> Recipe:
+    def make_run_recipe(name: str, rows: Path) -> Recipe:
         block = {**INT8, "block": {"path": str(rows), "budget": "64MiB"}}
         return make_recipe(home, tmp_path / name, block, checkpoint={"every_steps": 9, "keep": 2}, epochs=8)
 
-    whole = made("whole", tmp_path / "rows")
-    train(whole, plan=in_log(whole, "int8"))
-    filled = made("filled", small_disk / "rows")
+    uninterrupted = make_run_recipe("whole", tmp_path / "rows")
+    train(uninterrupted, plan=in_log(uninterrupted, "int8"))
+    filled = make_run_recipe("filled", small_disk / "rows")
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(filled.to_dict()))
-    in_log(whole, "int8").save(tmp_path / "plan.json")
+    in_log(uninterrupted, "int8").save(tmp_path / "plan.json")
     command = (tmp_path / "r.yaml", "--plan", str(tmp_path / "plan.json"))
     process = start(*command)
     while process.poll() is None and not checkpoint.list_checkpoints(tmp_path / "filled" / "checkpoints"):

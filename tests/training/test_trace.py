@@ -1,4 +1,4 @@
-"""A trace shows what threads did in the steps that were asked for, and a run is the same with it."""
+"""Test that a trace shows the threads in the requested steps and does not change the run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from stratarec.cli import main
 from stratarec.recipe import Recipe
 
 
-def made(root: Path, run: str, **changes: Any) -> Recipe:
-    """A short run whose tables have caches, and rows at home behind them."""
+def make_recipe(root: Path, run: str, **changes: Any) -> Recipe:
+    """Return the recipe of a short run with caches and a log behind them."""
     content = tiny(root, run=str(root / run), batch_size=64, epochs=1, eval_every=0, checkpoint={}, **changes)
     content["data"]["source"]["scale"] = 0.05
     content["data"]["vocabulary"] = {"min_count": 1, "tail_buckets": 4}
@@ -25,9 +25,9 @@ def made(root: Path, run: str, **changes: Any) -> Recipe:
     return recipe
 
 
-def test_steps_are_traced_and_trained_as_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(made(tmp_path, "traced", trace="5-8"))
-    train(made(tmp_path, "plain"))
+def test_traced_steps_train_like_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(make_recipe(tmp_path, "traced", trace="5-8"))
+    train(make_recipe(tmp_path, "plain"))
     assert_same_model(last(tmp_path / "traced"), last(tmp_path / "plain"))
     assert not (tmp_path / "plain" / "trace.json").exists()
     events = json.loads((tmp_path / "traced" / "trace.json").read_text())["traceEvents"]
@@ -46,9 +46,9 @@ def test_steps_are_traced_and_trained_as_without(tmp_path: Path, capsys: pytest.
     assert main(["check", str(tmp_path / "traced")]) == 0
 
 
-def test_a_run_that_resumes_among_the_steps_is_traced_from_there(tmp_path: Path) -> None:
-    train(made(tmp_path, "traced", max_steps=6))
-    train(made(tmp_path, "traced", trace="5-8"), resume=True)
+def test_a_run_that_resumes_within_the_traced_steps_is_traced_from_there(tmp_path: Path) -> None:
+    train(make_recipe(tmp_path, "traced", max_steps=6))
+    train(make_recipe(tmp_path, "traced", trace="5-8"), resume=True)
     events = json.loads((tmp_path / "traced" / "trace.json").read_text())["traceEvents"]
     names = [event["name"] for event in events if event["ph"] == "X"]
     assert [names.count(name) for name in ("step", "forward", "backward", "update")] == [3, 3, 3, 3]

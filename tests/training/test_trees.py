@@ -1,4 +1,4 @@
-"""Trees of an ensemble: LightGBM's scores, in every file and score of a run."""
+"""Test trees of an ensemble: they have LightGBM's scores in every file and score of a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ NODES, WEIGHTS = "score.trees.nodes", "score.out.weights"
 
 
 def log(path: Path, rows: int = 1500, *, random: bool = False, seed: int = 5) -> pl.DataFrame:
-    """A log in which an interval of a number decides for some of the items; with missing values and lists."""
+    """Return a log in which an interval of a number determines the label for some items, with missing values and
+    lists.
+    """
     draws = np.random.default_rng(seed)
     item, age = draws.integers(0, 30, rows), draws.gamma(2.0, 10.0, rows)
     rate = np.where((age > 15) & (age < 18) & (item % 3 == 0), 0.9, 0.1) + 0.3 * (item % 2)
@@ -65,7 +67,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_logits_are_those_of_lightgbm_and_trees_have_weight(
+def test_logits_match_lightgbm_and_trees_have_weight(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted: list[tuple[Any, Any]] = []
@@ -110,7 +112,7 @@ def test_a_run_an_export_and_an_estimator_have_the_same_scores(home: Path, tmp_p
 
 
 @pytest.mark.parametrize("stop", [5, 13, 30])
-def test_a_stopped_run_ends_with_the_bits_of_one_that_was_not(home: Path, tmp_path: Path, stop: int) -> None:
+def test_a_stopped_run_matches_an_uninterrupted_run_bit_for_bit(home: Path, tmp_path: Path, stop: int) -> None:
     train(make_recipe(home, run=str(tmp_path / "whole")))
     train(make_recipe(home, run=str(tmp_path / "parts"), max_steps=stop))
     torch.rand(100)
@@ -118,7 +120,7 @@ def test_a_stopped_run_ends_with_the_bits_of_one_that_was_not(home: Path, tmp_pa
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
 
 
-def test_an_average_of_weights_leaves_trees_as_they_are(home: Path, tmp_path: Path) -> None:
+def test_an_average_of_weights_does_not_change_trees(home: Path, tmp_path: Path) -> None:
     train(make_recipe(home, run=str(tmp_path / "plain")))
     train(make_recipe(home, run=str(tmp_path / "averaged"), average={"decay": 0.9}))
     nodes = [read_tensors(last(tmp_path / name) / "network.safetensors")[NODES] for name in ("plain", "averaged")]
@@ -142,19 +144,19 @@ def test_a_continued_run_keeps_its_trees(home: Path, tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize("place", [(0, 5.0), (0, -7.0), (2, 0.0), (2, 99.0), (2, -90.0), (0, 1e30)])
-def test_trees_of_any_content_end_and_are_refused(home: Path, tmp_path: Path, place: tuple[int, float]) -> None:
+def test_invalid_trees_terminate_and_are_refused(home: Path, tmp_path: Path, place: tuple[int, float]) -> None:
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=1))
     trees = trainer.model.network.trees
     assert trees is not None
     trees.nodes[0, 0, 0, 2:4] = trees.nodes[0, 0, 0, 2:4].where(trees.nodes[0, 0, 0, 2:4] != -1, 1)
     trees.nodes[0, 0, 0, place[0]] = place[1]
-    trees.nodes[0, 0, 0, 3] = trees.nodes[0, 0, 0, 2]  # both ways
+    trees.nodes[0, 0, 0, 3] = trees.nodes[0, 0, 0, 2]  # a cycle in both directions
     batch = next(trainer.loader.batches(0, 0))
     with pytest.raises(TrainingError, match="trees of the ensemble are damaged"):
         trees(batch.dense, batch.sparse)
 
 
-def test_one_class_in_validation_leaves_an_ensemble_without_trees(tmp_path: Path) -> None:
+def test_one_class_in_validation_gives_an_ensemble_without_trees(tmp_path: Path) -> None:
     frame = log(tmp_path / "log.parquet").with_columns(time=pl.int_range(pl.len()))
     one = (pl.col("time") >= 900) & (pl.col("time") < 1200)
     frame.with_columns(label=pl.when(one).then(0).otherwise("label")).write_parquet(tmp_path / "log.parquet")
@@ -171,7 +173,7 @@ def test_one_class_in_validation_leaves_an_ensemble_without_trees(tmp_path: Path
     assert not trees.leaves.any()
 
 
-def test_random_labels_stay_random_next_to_a_value_of_each_row(tmp_path: Path) -> None:
+def test_random_labels_stay_random_with_a_unique_value_per_row(tmp_path: Path) -> None:
     frame = log(tmp_path / "log.parquet", rows=12_000, random=True)
     unique = frame.with_columns(visit=pl.int_range(pl.len()).cast(pl.String).reverse())
     unique.write_parquet(tmp_path / "log.parquet")
@@ -192,7 +194,7 @@ def test_several_ranks_have_no_trees(home: Path) -> None:
         resolve(Recipe.from_dict(content), dataset, mesh)
 
 
-def test_a_missing_library_is_named_and_leaves_an_ensemble_without_trees(
+def test_a_missing_library_is_named_and_gives_an_ensemble_without_trees(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = builtins.__import__

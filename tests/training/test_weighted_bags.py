@@ -1,4 +1,4 @@
-"""Values with weights, from lists of a log to scores."""
+"""Test values with weights, from lists in the log to scores."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_log(root: Path, *, ones: bool = False) -> pl.DataFrame:
     user = np.arange(ROWS) // 4
     tags: Lists = [draws.integers(0, 30, n).tolist() for n in draws.integers(0, 7, ROWS)]
     share: Lists = [(np.ones(len(t)) if ones else draws.choice([0, 0.25, 1, 7.5], len(t))).tolist() for t in tags]
-    # Of what is missing nobody knows a weight, or does.
+    # A missing value may have a weight or none.
     for row in range(0, ROWS, 9):
         if len(tags[row]) > 1:
             tags[row][1], share[row][1] = None, None if row % 2 else 3.0
@@ -95,18 +95,18 @@ def make_recipe(
 
 
 def expected(row: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """The first values of a row with their weights."""
+    """Return the first values of a row with their weights."""
     return [pair for pair in zip(row["tags"], row["share"], strict=True) if pair[0] is not None][:LONGEST]
 
 
 def values_of(dataset: Dataset) -> list[Any]:
-    """By id; those of the tail have none."""
+    """Return the values by id; ids of the tail have none."""
     result = dataset.vocabulary("item")
     return [None] * result.tail_buckets + result.values.to_list()
 
 
 def stored(dataset: Dataset) -> dict[int, list[tuple[Any, Any]]]:
-    """Row of the log -> its values and their weights."""
+    """Return the values and weights of each row of the log."""
     values, results = values_of(dataset), {}
     for split in ("train", "test"):
         for shard, info in enumerate(dataset.shards(split)):
@@ -159,7 +159,7 @@ def bags_of(lists: Lists, weights: Lists | None = None) -> JaggedTensor:
 
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_pooling_and_gradients_are_those_of_torch(pooling: Pooling, grouped: bool) -> None:
+def test_pooling_and_gradients_match_torch(pooling: Pooling, grouped: bool) -> None:
     draws = np.random.default_rng(3)
     lists: Lists = [draws.integers(0, 9, n).tolist() for n in (0, 1, 5, 3, 2, 1, 4, 2, 2, 2)]
     weights: Lists = [draws.choice([0.0, 0.1, 1.0, 3e4], len(each)).tolist() for each in lists]
@@ -214,7 +214,7 @@ def test_pooling_and_gradients_are_those_of_torch(pooling: Pooling, grouped: boo
 
 
 @pytest.mark.parametrize(("groups", "pooling"), [("auto", "mean"), ("none", "sum")])
-def test_fresh_logs_and_exports_score_as_the_data_set(tmp_path: Path, groups: str, pooling: Pooling) -> None:
+def test_raw_logs_and_exports_score_like_the_data_set(tmp_path: Path, groups: str, pooling: Pooling) -> None:
     frame = write_log(tmp_path)
     recipe = make_recipe(tmp_path, groups=groups, pooling=pooling)
     dataset = prepare(recipe.data)

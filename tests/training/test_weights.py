@@ -1,4 +1,4 @@
-"""Sample weights: a sample of weight w counts as w samples, in the loss of training and in every metric."""
+"""Test sample weights: a sample of weight w counts as w samples in the training loss and in every metric."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_weighted_metrics_agree_with_scikit_learn() -> None:
     assert metrics["calibration"] == pytest.approx(np.average(probability, weights=weight) / rate, rel=1e-9)
 
 
-def test_a_weight_is_so_many_rows() -> None:
+def test_a_weight_counts_as_that_many_rows() -> None:
     label, logit, user, weight = weighted()
     actual = evaluate_logits(label, logit, user, weight).to_dict()
     repeated = [np.repeat(column, weight.astype(int)) for column in (label, logit, user)]
@@ -112,7 +112,7 @@ def gradient(loss: Any, label: torch.Tensor, logit: torch.Tensor, weight: torch.
     return leaf.grad
 
 
-def test_the_loss_of_a_weighted_batch_is_that_of_repeated_rows() -> None:
+def test_the_loss_of_a_weighted_batch_matches_repeated_rows() -> None:
     label, logit, weight = (torch.tensor(weighted(37)[place]).float() for place in (0, 1, 3))
     rows = torch.repeat_interleave(torch.arange(37), weight.long())
     actual = gradient(Objective().mean, label, logit, weight)
@@ -120,7 +120,7 @@ def test_the_loss_of_a_weighted_batch_is_that_of_repeated_rows() -> None:
     torch.testing.assert_close(actual, expected)
     (total,) = Objective().weights(batch_of(label, weight))
     torch.testing.assert_close(gradient(Objective().sums, label, logit, weight) / total, expected)
-    # The unit does not matter, nor that there is nothing to learn from.
+    # Neither the unit of weights nor a batch with total weight 0 matters.
     torch.testing.assert_close(gradient(Objective().mean, label, logit, weight / 7), expected)
     assert not gradient(Objective().mean, label, logit, torch.zeros(37)).any()
     assert torch.equal(
@@ -128,7 +128,7 @@ def test_the_loss_of_a_weighted_batch_is_that_of_repeated_rows() -> None:
     )
 
 
-def test_weights_of_1_train_the_bits_of_none_and_others_do_not(tmp_path: Path) -> None:
+def test_weights_of_1_train_the_same_bits_as_no_weights(tmp_path: Path) -> None:
     write_log(tmp_path / "log.parquet", 1)
     ones, none = (make_recipe(tmp_path / name, weight=weight) for name, weight in (("ones", "weight"), ("none", "")))
     trained(ones), trained(none)
@@ -143,7 +143,7 @@ def test_weights_of_1_train_the_bits_of_none_and_others_do_not(tmp_path: Path) -
         assert whole["click"]["auc"] == pytest.approx(
             roc_auc_score(scored.label, scored.logit, sample_weight=scored.weight)
         )
-        # Of raw logs, too, which need no weights to be scored.
+        # Raw logs have them too, but need no weights for scoring.
         log = RawLogs(run, [str(tmp_path / "log.parquet")], labelled=True, keep=["shop"])
         evaluation = evaluate_logs(log, SilentProgress(), by=["shop"])
         metrics, slices = evaluation.overall, evaluation.slices
