@@ -1,1 +1,1 @@
-"""Benchmarks: a correctness gate, then ours and the peer in alternation, then a result file."""
+"""Benchmarks: check correctness, time this library and its peers in alternation, and write a result file."""

@@ -12,10 +12,10 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def give_everyone_good_memory() -> None:
-    """Let torch's allocator use huge pages and keep freed blocks, which helps the peers more than us.
+    """Configure the memory allocator of torch: use huge pages and keep freed blocks.
 
-    Our own tables and outputs are on recycled huge pages anyway; without this the peers would pay page faults for
-    every large output, which a user could avoid by the same two settings.
+    Tables and outputs of this library use recycled huge pages anyway. Without these two settings, which every user can
+    make, the peers would pay page faults for each large output.
     """
     os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
     if sys.platform == "linux":
@@ -29,20 +29,34 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run one benchmark and write its result file")
     run.add_argument("name", help="name in benchmarks/registry.py")
-    run.add_argument("--quick", action="store_true", help="a minute's look; the file says so and is never quoted")
-    run.add_argument("--out", type=Path, help="result file (default: benchmarks/results/NAME.json)")
-    run.add_argument("--data", type=Path, help="real data, for a benchmark that reads some (clicks): log or data set")
-    run.add_argument("--rows", type=int, help="of hot_single: most rows of a table, where memory is small")
-    run.add_argument("--minutes", type=float, help="end the training of a benchmark on real data after so long")
     run.add_argument(
-        "--models", type=lambda text: text.split(","), help="of quality and tower_quality: models to train, by comma"
+        "--quick", action="store_true", help="run a small version of about a minute; its figures are never published"
     )
-    run.add_argument("--logs", type=lambda text: text.split(","), help="of tower_quality: logs to train on, by comma")
-    run.add_argument("--seeds", type=int, help="of quality, sizes, globo, tower_quality: seeds of each model")
-    run.add_argument("--threads", type=int, help="of quality, sizes and globo: threads of training, by default 1")
-    run.add_argument("--precision", choices=("float32", "bf16"), help="of quality: of the network")
-    run.add_argument("--samples", type=_numbers, help="of sizes: rows of the logs, by comma; of globo: to train on")
-    run.add_argument("--peer-seeds", type=int, help="of quality: seeds of FuxiCTR, where it is installed; 1 by default")
+    run.add_argument("--out", type=Path, help="result file (default: benchmarks/results/NAME.json)")
+    run.add_argument("--data", type=Path, help="use this log or data set (clicks only)")
+    run.add_argument("--rows", type=int, help="limit the rows of a table to save memory (hot_single only)")
+    run.add_argument("--minutes", type=float, help="stop training on real data after this many minutes")
+    run.add_argument("--models", type=lambda text: text.split(","), help="train only these models, separated by commas")
+    run.add_argument(
+        "--logs",
+        type=lambda text: text.split(","),
+        help="train only on these logs, separated by commas (tower_quality only)",
+    )
+    run.add_argument("--seeds", type=int, help="train each model with this many seeds")
+    run.add_argument("--threads", type=int, help="train with this many threads (default: 1)")
+    run.add_argument(
+        "--precision", choices=("float32", "bf16"), help="train the network in this precision (quality only)"
+    )
+    run.add_argument(
+        "--samples",
+        type=_numbers,
+        help="use logs of these sizes, separated by commas (sizes), or train on this many samples (globo)",
+    )
+    run.add_argument(
+        "--peer-seeds",
+        type=int,
+        help="train FuxiCTR with this many seeds, if it is installed (quality only; default: 1)",
+    )
     show = commands.add_parser("show", help="print a result file")
     show.add_argument("result", help="name of a benchmark, or a result file")
     commands.add_parser("readme", help="rewrite the figures in README.md and docs from the result files")
@@ -84,8 +98,8 @@ def _run(args: argparse.Namespace) -> None:
     out = args.out or RESULTS / (f"{args.name}-quick.json" if args.quick else f"{args.name}.json")
     check_output(out)
     names = ("data", "rows", "minutes", "models", "logs", "seeds", "threads", "precision", "peer_seeds", "samples")
-    given = {name: getattr(args, name) for name in names}
-    options = {name: value for name, value in given.items() if value is not None}
+    values = {name: getattr(args, name) for name in names}
+    options = {name: value for name, value in values.items() if value is not None}
     result = registry.run(args.name, quick=args.quick, options=options)
     report.write_result(out, result)
     report.print_result(result)

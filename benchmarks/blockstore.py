@@ -1,7 +1,7 @@
-"""The log store: random reads against `fio`, read-modify-write against RocksDB, and what a written byte costs.
+"""The log store: random reads compared with `fio`, read-modify-write compared with RocksDB, and write amplification.
 
-Both stores get the same DRAM and read directly, so that the page cache is nobody's hidden memory. Set TMPDIR to a
-directory on the disk to measure; about 9 GiB of it are used.
+Both stores get the same DRAM and use direct reads, so that neither gains memory through the page cache. Set TMPDIR to
+a directory on the disk to measure; the benchmark needs about 9 GiB there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PIECE = 1 << 16
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Gate, then reads, read-modify-write, and write amplification, each in a fresh directory."""
+    """Check correctness, then measure reads, read-modify-write and write amplification, each in a fresh directory."""
     rows, rounds, batches, seconds = (400_000, 3, 10, 1) if quick else (8_000_000, 7, 50, 4)
     import_peer("rocksdict")
     if shutil.which("fio") is None:
@@ -70,7 +70,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def gate() -> None:
-    """A small log store under the load of the benchmark holds exactly what an array does."""
+    """Check a small log store against an array under the load of the benchmark."""
     rows = 20_000
     expected = np.zeros((rows, RECORD_BYTES), np.uint8)
     with scratch() as folder:
@@ -79,7 +79,7 @@ def gate() -> None:
         for ids in itertools.islice(skewed(rows), 200):
             records = np.empty((len(ids), RECORD_BYTES), np.uint8)
             if not store.read(ids, records).all() or (records != expected[ids]).any():
-                raise AssertionError("the log store gave other records than were written")
+                raise AssertionError("the log store returned records that differ from those written")
             records += np.uint8(1)
             store.write(ids, records)
             expected[ids] = records
@@ -89,13 +89,13 @@ def gate() -> None:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A directory that is gone afterwards."""
+    """Create a temporary directory and remove it at the end."""
     with tempfile.TemporaryDirectory(prefix="stratarec-blockstore-") as folder:
         yield Path(folder)
 
 
 def drain(store: LogRecords) -> None:
-    """Do the compaction that is due, which its thread would do at leisure."""
+    """Run the pending compaction now, which a background thread would otherwise do later."""
     store._compact_quietly()
 
 
@@ -106,7 +106,7 @@ def log_store(folder: Path, rows: int, segment_bytes: int = 0) -> LogRecords:
 
 
 def initial(first: int, last: int) -> Records:
-    """Records of rows [first, last): bytes that do not compress."""
+    """Return incompressible records of the rows [first, last)."""
     return np.random.default_rng(first).integers(0, 256, (last - first, RECORD_BYTES), np.uint8)
 
 
@@ -121,7 +121,7 @@ def load(store: LogRecords, rows: int, expected: Records | None = None) -> None:
 
 
 def skewed(rows: int, seed: int = 1) -> Iterator[Rows]:
-    """Distinct rows of batch after batch, row r with a probability proportional to 1 / (r + 1), ascending."""
+    """Yield batches of distinct ascending rows; row r is drawn with a probability proportional to 1 / (r + 1)."""
     generator = np.random.default_rng(seed)
     while True:
         drawn = np.floor((rows + 1.0) ** generator.random(LOOKUPS)).astype(np.int64) - 1
@@ -129,11 +129,14 @@ def skewed(rows: int, seed: int = 1) -> Iterator[Rows]:
 
 
 def read_fraction(rows: int, seconds: int, rounds: int) -> dict[str, Any]:
-    """Blocks a second of `LogRecords.read`, each block once, over those of fio; medians of rounds in alternation."""
+    """Compare blocks per second of `LogRecords.read` and of fio: medians of alternating rounds.
+
+    One call reads no block twice.
+    """
     with scratch() as folder:
         store = LogRecords(folder / "log", rows=rows, record_bytes=RECORD_BYTES)
         load(store, rows)
-        # The file that fio reads is as large as the segments; it is written, not left as a hole.
+        # fio reads a file as large as the segments. It must be written, as reads of a sparse file skip the disk.
         fio(folder / "fio", store.segments.file_bytes, "--rw=write", "--bs=4m", "--refill_buffers", "--end_fsync=1")
         per_block, generator = store.layout.per_block, np.random.default_rng(0)
         out = np.empty((PIECE // 4, RECORD_BYTES), np.uint8)
@@ -141,12 +144,12 @@ def read_fraction(rows: int, seconds: int, rounds: int) -> dict[str, Any]:
         for number in range(rounds + 1):
             blocks, began = 0, time.perf_counter()
             while (spent := time.perf_counter() - began) < seconds:
-                # Rows were written in order, so these lie in as many blocks.
+                # Rows were written in order, so each of these rows is in another block.
                 wanted = generator.permutation(rows // per_block)[: len(out)] * per_block
                 wanted += generator.integers(0, per_block, len(wanted))
                 before = time.perf_counter()
                 store.read(wanted, out[: len(wanted)])
-                began += before - began - spent  # drawing the rows is not part of it
+                began += before - began - spent  # exclude the time to draw the rows
                 blocks += len(wanted)
             options = ("--rw=randread", "--bs=4k", f"--runtime={seconds}", "--time_based")
             iops = fio(folder / "fio", store.segments.file_bytes, *options)["read"]["iops"]
@@ -164,11 +167,11 @@ def read_fraction(rows: int, seconds: int, rounds: int) -> dict[str, Any]:
 
 
 def fio(path: Path, size: int, *options: str) -> dict[str, Any]:
-    """Run fio on one file; its report of the job."""
+    """Run fio on one file and return its report of the job."""
     command = ["fio", "--name=blockstore", f"--filename={path}", f"--size={size}", "--direct=1", "--ioengine=io_uring"]
     command += ["--iodepth=128", "--output-format=json", *options]
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
-    report: dict[str, Any] = json.loads(found.stdout[found.stdout.index("{") :])["jobs"][0]
+    process = subprocess.run(command, check=True, capture_output=True, text=True)
+    report: dict[str, Any] = json.loads(process.stdout[process.stdout.index("{") :])["jobs"][0]
     return report
 
 
@@ -205,26 +208,26 @@ class RocksRecords:
         self.threads, self._pool = threads, ThreadPoolExecutor(32)
 
     def read(self, rows: Rows, out: Records) -> None:
-        """Fill `out` with the records of `rows`, all of which were written."""
+        """Fill `out` with the records of `rows`, all of which must have been written."""
         keys, parts = [struct.pack(">q", row) for row in rows.tolist()], self.threads
         slices = [keys[len(keys) * i // parts : len(keys) * (i + 1) // parts] for i in range(parts)]
-        found = map(self._db.get, slices) if parts == 1 else self._pool.map(self._db.get, slices)
-        values = b"".join(itertools.chain.from_iterable(found))
+        lookups = map(self._db.get, slices) if parts == 1 else self._pool.map(self._db.get, slices)
+        values = b"".join(itertools.chain.from_iterable(lookups))
         out[:] = np.frombuffer(values, np.uint8).reshape(out.shape)
 
     def write(self, rows: Rows, records: Records) -> None:
-        """Put records."""
+        """Write the records of `rows`."""
         batch, content, size = self._rocks.WriteBatch(raw_mode=True), records.tobytes(), records.shape[1]
         for i, row in enumerate(rows.tolist()):
             batch.put(struct.pack(">q", row), content[i * size : (i + 1) * size])
         self._db.write(batch)
 
     def flush(self) -> None:
-        """Empty the memtables."""
+        """Flush the memtables."""
         self._db.flush()
 
     def drain(self) -> None:
-        """Wait for flushes and compactions that are under way or due."""
+        """Wait for running and pending flushes and compactions."""
         names = ("num-running-flushes", "mem-table-flush-pending", "num-running-compactions", "compaction-pending")
         while any(self._db.property_int_value(f"rocksdb.{name}") for name in names):
             time.sleep(0.01)
@@ -236,13 +239,13 @@ class RocksRecords:
 
 
 def read_modify_write(rows: int, rounds: int, count: int) -> dict[str, Any]:
-    """Time of rounds of `count` batches of skewed rows that are read, changed and written back, in alternation.
+    """Time alternating rounds of `count` batches of skewed rows that are read, changed and written back.
 
-    A round ends when the work it left to background threads is done, so that each pays for its own compaction.
+    A round includes the background work that it causes, so that each store pays for its own compaction.
     """
     with scratch() as folder:
         ours = log_store(folder, rows)
-        # Locations and changed bits once touched, buffers, scratch. RocksDB gets the same DRAM.
+        # Locations, dirty bits, and 16 MiB for buffers. RocksDB gets the same DRAM.
         budget = rows * ours.layout.location_type.itemsize + rows // 8 + (16 << 20)
         peer = RocksRecords(folder, budget, threads=1)
         for first in range(0, rows, PIECE):
@@ -290,7 +293,7 @@ def read_modify_write(rows: int, rounds: int, count: int) -> dict[str, Any]:
 
 
 def modify(store: LogRecords | RocksRecords, rows: Rows) -> None:
-    """Read the records of `rows`, change every byte, write them back."""
+    """Read the records of `rows`, change every byte, and write them back."""
     records = np.empty((len(rows), RECORD_BYTES), np.uint8)
     store.read(rows, records)
     records += np.uint8(1)
@@ -298,7 +301,7 @@ def modify(store: LogRecords | RocksRecords, rows: Rows) -> None:
 
 
 def multi_get_seconds(peer: RocksRecords, batches: Iterator[Rows]) -> dict[int, float]:
-    """Seconds of RocksDB's reads of a batch on several numbers of threads; medians."""
+    """Return the median seconds of a batch read of RocksDB for several numbers of threads."""
     seconds = {}
     for threads in (1, 4, 8, 16, 32):
         peer.threads, trials = threads, []
@@ -311,7 +314,7 @@ def multi_get_seconds(peer: RocksRecords, batches: Iterator[Rows]) -> dict[int, 
 
 
 def compare(ours: LogRecords, peer: RocksRecords, rows: int) -> None:
-    """Both did the same work, so both must hold the same records."""
+    """Check that both stores hold the same records after the same work."""
     for ids in itertools.islice(skewed(rows, seed=9), 5):
         mine, theirs = (np.empty((len(ids), RECORD_BYTES), np.uint8) for _ in range(2))
         ours.read(ids, mine)
@@ -321,7 +324,7 @@ def compare(ours: LogRecords, peer: RocksRecords, rows: int) -> None:
 
 
 def amplification(rows: int, skew: str, quick: bool) -> dict[str, Any]:
-    """Bytes written to segments over bytes of records written, once three times the table was written to warm up."""
+    """Measure write and space amplification after writing the table three times to warm up (twice if `quick`)."""
     generator, batches = np.random.default_rng(2), skewed(rows)
     table = rows * RECORD_BYTES
     with scratch() as folder:

@@ -1,12 +1,12 @@
-"""Quality on a real click log, on the last day of it: ours, TorchRec, a logistic regression, and popularity.
+"""Quality on the last day of a real click log: this library, TorchRec, logistic regression, trees and popularity.
 
-One pass over the training split trains everything on the same batches: the recipe's model by `Trainer`, TorchRec's own
-DLRM from the same weights with FBGEMM's exact row-wise Adagrad and the same dense optimizer, and logistic regressions
-on the same features and the same schedule, of which validation chooses one. Boosted trees on a sample of it say what
-the numbers counted from earlier clicks are worth without ids: all of them, and popularity alone. The test split is
-scored once, at the end.
+One pass over the training split trains all models on the same batches. `Trainer` trains the recipe's model. TorchRec's
+own DLRM starts from the same weights and uses FBGEMM's exact row-wise Adagrad and the same dense optimizer. Several
+logistic regressions use the same features and schedule; validation chooses one of them. Boosted trees on a sample of
+the split show what the counts of earlier clicks are worth without ids: all counts, and popularity alone. The test
+split is scored once, at the end.
 
-The recipe is the shipped ``globo``. ``--data`` names a data set that was prepared by it, or the click log itself.
+The recipe is the shipped ``globo``. ``--data`` names a data set that was prepared with it, or the click log itself.
 """
 
 from __future__ import annotations
@@ -43,17 +43,20 @@ from stratarec.training.trainer import Trainer
 
 RECIPE = Path(stratarec.__file__).parent / "recipes" / "globo.yaml"
 PLAIN = ["train.deduplicate=false"]
-# Settings of the logistic regression that validation chooses among: Adam's rate and L2.
+# Learning rate of Adam and L2 of each logistic regression; validation chooses one.
 LOGISTIC = ((0.03, 0.0), (0.01, 0.0), (0.01, 1e-5), (0.002, 0.0))
 QUICK_STEPS, QUICK_BATCHES = 300, 20
-# Batches that the trees are grown on.
+# Number of batches in the training sample of the trees.
 TREE_BATCHES = 150
 GATE = 1e-4
 Scores = tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]
 
 
 def open_data(data: Path | None) -> tuple[Recipe, Dataset]:
-    """The recipe, and its data set: prepared where only the log is there. Peers take plain batches, so all do."""
+    """Return the recipe and its data set, which is prepared if only the log exists.
+
+    Peers need plain batches, so deduplication is off for all.
+    """
     recipe = Recipe.load(RECIPE, PLAIN)
     prepared = Path(recipe.data.path) if data is None or data.is_file() else data
     if (prepared / MANIFEST).is_file() and not (data and data.is_file()):
@@ -61,15 +64,15 @@ def open_data(data: Path | None) -> tuple[Recipe, Dataset]:
     log = data or Path(recipe.data.source.paths[0])  # type: ignore[union-attr]
     if not log.is_file():
         raise ConfigError(
-            f"clicks needs the Globo.com click log and {log} is not there; pass --data with the Parquet file or a data "
-            "set prepared from it"
+            f"the Globo.com click log {log} does not exist; pass --data with the Parquet file or a data set prepared "
+            "from it"
         )
     recipe = Recipe.load(RECIPE, [*PLAIN, f"data.source.paths=[{log}]"])
     return recipe, prepare(recipe.data, name=recipe.name)
 
 
 class TorchRecSide:
-    """TorchRec's model and optimizers, from a trainer's initial weights."""
+    """TorchRec's model and optimizers, with the initial weights of a trainer."""
 
     def __init__(self, trainer: Trainer) -> None:
         config, rows = trainer.recipe.model, trainer.config.embedding
@@ -94,7 +97,7 @@ class TorchRecSide:
         dense, rows = self.dense_schedule, self.row_schedule
         _set_rate(self.optimizer, dense.learning_rate * dense.schedule.factor(self.steps))
         _set_rate(self.rows, rows.learning_rate * rows.schedule.factor(self.steps))
-        self.rows.step()  # tells FBGEMM its rate; the rows themselves change in backward
+        self.rows.step()  # passes the learning rate to FBGEMM; rows are updated in backward
         self.optimizer.zero_grad(set_to_none=True)
         functional.binary_cross_entropy_with_logits(self.model(batch), batch.label).backward()
         self.optimizer.step()
@@ -106,7 +109,7 @@ class TorchRecSide:
 
 
 class Logistic:
-    """A weight for every value of every feature, histories as bags of equal total weight, and dense features."""
+    """Logistic regression on the values of all features (a history shares a weight of 1) and the dense features."""
 
     def __init__(self, dataset: Dataset, schedule: ScheduleConfig, rate: float, decay: float) -> None:
         self.sizes = [dataset.vocabularies[feature.vocabulary].rows for feature in dataset.schema.sparse]
@@ -160,9 +163,9 @@ class Trees:
 
 
 def grow_trees(trainer: Trainer, batches: int) -> dict[str, Trees]:
-    """On everything that is counted, and on popularity alone."""
+    """Grow trees on all dense features, and on popularity alone."""
     names = [feature.name for feature in trainer.dataset.schema.dense]
-    popularity = [place for place, name in enumerate(names) if name.endswith("popularity")]
+    popularity = [position for position, name in enumerate(names) if name.endswith("popularity")]
     return {
         "trees": Trees(trainer, list(range(len(names))), batches),
         "trees_popularity": Trees(trainer, popularity, batches),
@@ -175,7 +178,7 @@ def _set_rate(optimizer: Any, rate: float) -> None:
 
 
 def score(dataset: Dataset, split: str, models: dict[str, Callable[[Batch], Tensor]], limit: int | None) -> Scores:
-    """Labels and every model's logits over a split."""
+    """Return the labels of a split and the logits of each model."""
     loader = Loader(dataset, split, LoaderConfig(batch_size=8192, shuffle=limit is not None, expand=True))
     labels: list[NDArray[np.float32]] = []
     logits: dict[str, list[NDArray[np.float32]]] = {name: [] for name in models}
@@ -193,7 +196,7 @@ def metrics_of(scores: Scores) -> dict[str, Metrics]:
 
 
 def train_all(sides: dict[str, Any], trainer: Trainer, steps: int, minutes: float) -> dict[str, float]:
-    """Train every side on every batch, until the time is up; returns seconds spent in each."""
+    """Train every model on every batch until `minutes` have passed; return the seconds of each model."""
     seconds, began = dict.fromkeys(sides, 0.0), time.monotonic()
     for number, batch in enumerate(islice(trainer.loader.epoch(0), steps)):
         for name in list(sides) if number % 2 else list(reversed(sides)):
@@ -209,7 +212,7 @@ def train_all(sides: dict[str, Any], trainer: Trainer, steps: int, minutes: floa
 
 
 def gate(trainer: Trainer, peer: TorchRecSide) -> float:
-    """Largest difference of the untrained models' logits: both start from the same function."""
+    """Check that the untrained models agree, and return the largest difference of their logits."""
     batch = next(iter(trainer.loader.epoch(0)))
     with torch.no_grad():
         difference = float((trainer.model(batch) - peer(batch)).abs().max())
@@ -220,10 +223,9 @@ def gate(trainer: Trainer, peer: TorchRecSide) -> float:
 
 @torch_settings()
 def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, Any]:
-    """Train on all days but the last two, choose the logistic regression on the second last, test on the last.
+    """Train on all days but the last two, choose the logistic regression on the second last day, and test on the last.
 
-    Where `minutes` end the training before the pass over the data does, every side has seen the same part of it, which
-    is drawn from all days alike.
+    If `minutes` end the training early, all models have seen the same samples, drawn uniformly from all days.
     """
     recipe, dataset = open_data(data)
     trainer = Trainer(recipe, dataset)
@@ -251,7 +253,7 @@ def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, 
         {
             "model": name,
             "test_auc": test[name]["auc"],
-            # Popularity orders samples; it is no probability.
+            # Popularity orders samples but is not a probability.
             "log_loss": test[name]["log_loss"] if name != "popularity" else None,
             "normalized_entropy": test[name]["normalized_entropy"] if name != "popularity" else None,
             "calibration": test[name]["calibration"] if name != "popularity" else None,
@@ -262,7 +264,7 @@ def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, 
         }
         for name in contenders
     ]
-    auc = {name: found["auc"] for name, found in test.items()}
+    auc = {name: values["auc"] for name, values in test.items()}
     return {
         "config": {
             "recipe": recipe.to_dict() | {"data": {**recipe.to_dict()["data"], "path": "", "source": _source(recipe)}},
@@ -293,5 +295,5 @@ def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, 
 
 
 def _source(recipe: Recipe) -> dict[str, Any]:
-    """The source without where the log lay."""
+    """Return the data source without its paths."""
     return {**recipe.to_dict()["data"]["source"], "paths": []}

@@ -1,8 +1,8 @@
-"""The same embedding tables in three libraries: ours, FBGEMM's CPU operator and `torch.nn.EmbeddingBag`.
+"""The same embedding tables in three libraries: StrataRec, FBGEMM's CPU operator and `torch.nn.EmbeddingBag`.
 
 FBGEMM's operator is called directly (`SplitTableBatchedEmbeddingBagsCodegen`, which TorchRec's fused
-`EmbeddingBagCollection` calls), so TorchRec's own overhead is not counted against it. `EmbeddingBag` gets sparse
-gradients and SGD, its cheapest sparse optimizer.
+`EmbeddingBagCollection` calls), so TorchRec's overhead is excluded. `EmbeddingBag` uses sparse gradients and SGD, its
+cheapest sparse optimizer.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ RATE, EPS = 0.02, 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Tables of one width and what is looked up in them."""
+    """Sizes of the tables, and distribution of the ids that are looked up."""
 
     sizes: Sequence[int]
-    """Rows of each table; each has one feature."""
+    """Number of rows of each table; each table has one feature."""
     width: int
     batch: int
     ids: int = 1
-    """Ids a bag on average; with more than one, bags hold 0 to twice as many."""
+    """Mean number of ids in a bag; if more than 1, bags have between 0 and twice as many."""
     mean: bool = False
     skew: str | float = "criteo"
-    """`uniform` ids, or with Criteo's skew, or by Zipf's law with that exponent; frequent rows first, as `prepare`
-    ranks them."""
+    """Distribution of the ids: `uniform`, `criteo`, or the exponent of Zipf's law. Frequent rows come first, as after
+    `prepare`."""
 
     def bags(self, seed: int) -> tuple[Tensor, Tensor]:
-        """Ids and ``[F B + 1]`` offsets of a batch, both int64."""
+        """Return the ids and the ``[F B + 1]`` offsets of a batch, both int64."""
         draws = np.random.default_rng(seed)
         lengths = np.ones((len(self.sizes), self.batch), dtype=np.int64)
         if self.ids > 1:
@@ -56,10 +56,10 @@ class Shape:
         return torch.from_numpy(np.concatenate(parts)), torch.from_numpy(offsets)
 
     def _places(self, draws: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
-        """Where in a table of so many rows, from 0 to 1, what is looked up lies."""
+        """Map uniform draws to relative positions (0 to 1) in a table of `rows` rows."""
         if isinstance(self.skew, str):
-            found: NDArray[np.float64] = draws ** (1.0 if self.skew == "uniform" else EXPONENT)
-            return found
+            places: NDArray[np.float64] = draws ** (1.0 if self.skew == "uniform" else EXPONENT)
+            return places
         rest = 1 - self.skew
         if abs(rest) < 1e-6:
             return ((rows + 1) ** draws - 1) / rows
@@ -67,7 +67,7 @@ class Shape:
 
 
 def build_fbgemm(shape: Shape) -> Any:
-    """FBGEMM's operator with the tables of `shape`, on the CPU."""
+    """Build FBGEMM's CPU operator with the tables of `shape`."""
     fbgemm = import_peer("fbgemm_gpu.split_table_batched_embeddings_ops_training")
     common = import_peer("fbgemm_gpu.split_embedding_configs")
     pooling = import_peer("fbgemm_gpu.split_table_batched_embeddings_ops_common").PoolingMode
@@ -82,7 +82,7 @@ def build_fbgemm(shape: Shape) -> Any:
 
 
 class Contenders:
-    """The same tables three times, and some batches, which steps take in turn."""
+    """The same tables in three libraries, and batches that the steps cycle through."""
 
     def __init__(self, shape: Shape, batches: int = 8) -> None:
         self.shape = shape
@@ -105,19 +105,19 @@ class Contenders:
 
     @cached_property
     def bags(self) -> list[torch.nn.EmbeddingBag]:
-        """Torch's tables, made where they are asked for: with weights of their own."""
+        """Tables of torch, with their own initial weights; built on first use."""
         mode = "mean" if self.shape.mean else "sum"
         return [torch.nn.EmbeddingBag(rows, self.shape.width, mode=mode, sparse=True) for rows in self.shape.sizes]
 
     @cached_property
     def sgd(self) -> torch.optim.SGD:
-        """Of `bags`."""
+        """Optimizer of `bags`."""
         return torch.optim.SGD([bag.weight for bag in self.bags], lr=RATE)
 
     def step_ours(self, step: int) -> Tensor:
         ids, offsets = self.batches[step % len(self.batches)]
-        given = None if self.shape.ids == 1 else offsets
-        jagged = KeyedJagged(keys=self.keys, values=ids, offsets=given, batch_size=self.shape.batch)
+        starts = None if self.shape.ids == 1 else offsets
+        jagged = KeyedJagged(keys=self.keys, values=ids, offsets=starts, batch_size=self.shape.batch)
         pooled = self.ours(jagged).pooled
         pooled.backward(self.gradient)
         return pooled
@@ -138,7 +138,7 @@ class Contenders:
         self.sgd.step()
 
     def agree(self, steps: int = 10) -> None:
-        """Ours and FBGEMM's outputs and weights stay the same over some steps, or an error."""
+        """Check that outputs and weights of StrataRec and FBGEMM agree over some steps."""
         for step in range(steps):
             torch.testing.assert_close(self.step_ours(step), self.step_fbgemm(step), rtol=1e-5, atol=1e-5)
         for key, weight in zip(self.keys, self.fbgemm.split_embedding_weights(), strict=True):
@@ -146,17 +146,17 @@ class Contenders:
 
 
 def best_threads(step: Callable[[int], object], most: int, rounds: int = 5) -> int:
-    """The number of threads, up to `most`, at which steps are fastest."""
-    found = {}
+    """Return the number of threads, up to `most`, with the fastest steps."""
+    seconds = {}
     for threads in range(1, most + 1):
         torch.set_num_threads(threads)
-        found[threads] = median(alternate({"peer": step}, rounds)["peer"])
+        seconds[threads] = median(alternate({"peer": step}, rounds)["peer"])
     torch.set_num_threads(most)
-    return min(found, key=lambda threads: found[threads])
+    return min(seconds, key=lambda threads: seconds[threads])
 
 
 def on_threads(step: Callable[[int], object], threads: int) -> Callable[[int], None]:
-    """`step` on so many threads, whatever the others run on."""
+    """Wrap `step` so that it runs on `threads` threads."""
 
     def run(number: int) -> None:
         most = torch.get_num_threads()

@@ -1,28 +1,24 @@
-"""A news portal's log day by day: a run that goes on with each day, against one trained anew on all days up to then.
+"""Daily training on a news portal's log: one continued run compared with a model retrained on all days so far.
 
-Samples are made of the Globo.com click log once, as the `clicks` source makes them, and written as a log of a user's
-own: Parquet files a day, histories as lists. Both begin with the same run of the first day. Then each day is scored
-before it is trained on: by the one run that `stratarec continue` takes through the days, and by another that is
-prepared and trained anew on all days so far, with schedules over as many steps as one pass takes. Seconds are of the
-processor, of all threads, with preparing and scoring. A third forgets what it counted of values without a row after
-each day (`data.vocabulary.candidates: 0`): what carried counts give is the first's AUC over this one's. All is of one
-user in twenty.
+The Globo.com click log is converted once to samples, as by the `clicks` source: one Parquet file a day, with histories
+as lists, of one user in 20. Both sides start from the same run on the first day. Each day is scored before it is
+trained on: by the run that `stratarec continue` updates, and by a run that is prepared and trained from scratch on all
+days so far, in one pass. Seconds are processor time of all threads, including preparing and scoring.
 
-`auc_delta_idle` is over the days from the fifth on, of one run that takes eight, and another that gives up rows of
-articles that nobody clicked for three days (`data.vocabulary.evict`), less the first; `rows_idle` the articles' rows
-that the other has in the end, without those that are nobody's, over the first's.
-
-The day behind the last is taken hour by hour, each scored before it is learned, against what the model of the day
-before says of all of it: `auc_delta_hourly` over all samples, `auc_delta_hourly_within` the mean within hours.
-`seconds_to_scorer` is from the command on an hour of the next day, in a process of its own, to the answer of a `Scorer`
-that took the delta it published; `seconds_into_1e8` what 10,000 rows and a checkpoint of them take in a log of 10^8
-rows that was restored from a checkpoint (`continual_hours`).
-
-`auc_delta_lightgbm`, `auc_delta_torchrec` and `auc_delta_river` are over the days that all of them score, of the run
-that takes eight less what a team would do by hand (`continual_peers`), `seconds_over_*` the processor's seconds.
-
-`bytes_ratio` is what a period wrote of tables over the records of the rows that it trained, `slowdown` the processor's
-seconds a sample of the last day over those of the first that is not the first of the process.
+- `auc_delta_carried`: AUC of the continued run less that of a run which forgets the counts of values without a row
+  after each day (`data.vocabulary.candidates: 0`).
+- `auc_delta_idle`: mean over the days from the fifth on, in a run of eight days: AUC with eviction of articles that
+  nobody clicked for three days (`data.vocabulary.evict`) less AUC without. `rows_idle` is the number of article rows at
+  the end with eviction, without evicted ones, over the number without eviction.
+- `auc_delta_hourly`: on the day after the last, AUC of a model that is scored and then trained hour by hour, less that
+  of the previous day's model; `auc_delta_hourly_within` is the same for the mean of the AUCs within each hour.
+- `seconds_to_scorer`: from the start of the command on an hour of the next day, in its own process, to the answer of a
+  `Scorer` that has applied the published delta. `seconds_into_1e8`: seconds to write and checkpoint 10,000 rows in a
+  log of 10^8 rows that was restored from a checkpoint (`continual_hours`).
+- `auc_delta_lightgbm`, `auc_delta_torchrec`, `auc_delta_river`: AUC of the run of eight days less that of a peer
+  (`continual_peers`), over the days that all of them score; `seconds_over_*` compares processor time.
+- `bytes_ratio`: table bytes that a period writes, over the bytes of the records that it trains. `slowdown`: processor
+  seconds per sample on the last day over those on the second period, as the first one includes start-up.
 """
 
 from __future__ import annotations
@@ -55,12 +51,12 @@ from stratarec.training.run.periods import Period
 from stratarec.training.torch_setup import torch_settings
 
 DAYS, QUICK_DAYS, SEEDS = 4, 3, 3
-# What idle articles are told by: the first lose their rows at the end of the fourth.
+# Articles without a click for IDLE are evicted, the first ones at the end of the fourth day.
 IDLE_DAYS, IDLE = 8, "3d"
 
 
 def written(run: Path, period: Period, before: Path) -> dict[str, int]:
-    """Bytes of tables that a period wrote, and of the records of rows that it trained."""
+    """Return the table bytes that a period wrote, and the bytes of the records of the rows that it trained."""
     path = periods.only_checkpoint(periods.of_number(run, period.number))
     known = {file.stat().st_ino for file in before.rglob("rows-*")}
     files = [file for file in (path / "tables").rglob("rows-*") if file.stat().st_ino not in known]
@@ -73,93 +69,99 @@ def written(run: Path, period: Period, before: Path) -> dict[str, int]:
 
 
 def continued(run: Path, files: list[Path]) -> Iterator[dict[str, Any]]:
-    """A row for each day."""
+    """Continue a run with each file, and yield the results of each day."""
     began, before = time.process_time(), run / "checkpoints"
     for period in continue_run(run, list(map(str, files)), SilentProgress()):
-        whole, spent = period.scores["all"], time.process_time() - began
-        print(f"day {period.number}: AUC {whole['auc']:.5f}, {spent:.0f} s", file=sys.stderr, flush=True)
+        scores, spent = period.scores["all"], time.process_time() - began
+        print(f"day {period.number}: AUC {scores['auc']:.5f}, {spent:.0f} s", file=sys.stderr, flush=True)
         yield {
-            "auc": whole["auc"],
-            "calibration": whole["calibration"],
-            "samples": whole["samples"],
+            "auc": scores["auc"],
+            "calibration": scores["calibration"],
+            "samples": scores["samples"],
             "seconds": spent,
-            "rows": {name: found.rows for name, found in period.lookups.items()},
-            "evicted": {name: found.evicted for name, found in period.lookups.items()},
+            "rows": {name: vocabulary.rows for name, vocabulary in period.lookups.items()},
+            "evicted": {name: vocabulary.evicted for name, vocabulary in period.lookups.items()},
             **written(run, period, before),
         }
         began, before = time.process_time(), periods.of_number(run, period.number)
 
 
 def idle(whole: Recipe, logs: Path, files: list[Path], folder: Path) -> dict[str, Any]:
-    """All days with the rows of all articles, and with those of articles that are clicked."""
+    """Compare runs over all days without and with eviction of idle articles."""
     item = whole.data.source.item  # type: ignore[union-attr]
     folder.mkdir()
-    found = {}
+    days_of = {}
     for name, limits in (("all", {}), ("clicked", {"evict": {item: {"idle": IDLE}}})):
-        way = Days(whole, logs, folder / name, **limits)
-        way.take("base", 0, tested=False)
-        found[name] = list(continued(way.folder / "base-run", files))
+        runs = Days(whole, logs, folder / name, **limits)
+        runs.take("base", 0, tested=False)
+        days_of[name] = list(continued(runs.folder / "base-run", files))
     shutil.rmtree(folder)
-    deltas = [other["auc"] - one["auc"] for one, other in zip(*found.values(), strict=True)]
-    gone = sum(day["evicted"][item] for day in found["clicked"])
-    rows = {name: days[-1]["rows"][item] for name, days in found.items()}
-    return {"auc_delta_idle": mean(deltas[4:]), "rows_idle": (rows["clicked"] - gone) / rows["all"], "days": found}
+    deltas = [other["auc"] - one["auc"] for one, other in zip(*days_of.values(), strict=True)]
+    evicted = sum(day["evicted"][item] for day in days_of["clicked"])
+    rows = {name: days[-1]["rows"][item] for name, days in days_of.items()}
+    return {"auc_delta_idle": mean(deltas[4:]), "rows_idle": (rows["clicked"] - evicted) / rows["all"], "days": days_of}
 
 
 def peers(whole: Recipe, logs: Path, files: list[Path], folder: Path, seeds: int, quick: bool) -> dict[str, Any]:
-    """What is done by hand on the same days: of each peer that is there the days of each seed; else why it is not."""
+    """Measure each installed peer on the same days.
+
+    Returns
+    -------
+    dict
+        Results of each day for each seed of a peer, or the reason why the peer is missing.
+    """
     folder.mkdir()
     first = [pl.read_parquet(path) for path in sorted((logs / "00").glob("*.parquet"))]
     frames = [pl.concat(first), *map(pl.read_parquet, files)]
-    way = Days(whole, logs, folder / "by-hand")
-    schema = way.recipe("schema", 0, tested=False).data.source.schema  # type: ignore[union-attr]
+    runs = Days(whole, logs, folder / "by-hand")
+    schema = runs.recipe("schema", 0, tested=False).data.source.schema  # type: ignore[union-attr]
     threads = torch.get_num_threads()
 
     def torchrec(seed: int) -> by_hand.Rows:
-        made = Days(replace(whole, train=replace(whole.train, seed=seed)), logs, folder / f"torchrec-{seed}")
-        side = by_hand.TorchRecDays(made.recipe("day-00", 0, tested=False), made.following)
+        daily = Days(replace(whole, train=replace(whole.train, seed=seed)), logs, folder / f"torchrec-{seed}")
+        side = by_hand.TorchRecDays(daily.recipe("day-00", 0, tested=False), daily.following)
         return {day: side.day(file, frame) for day, (file, frame) in enumerate(zip(files, frames[1:], strict=True), 1)}
 
-    asked = {
+    measure = {
         "lightgbm": lambda seed: by_hand.lightgbm(frames, schema, seed=seed, threads=threads, quick=quick),
         "torchrec": torchrec,
         "river": lambda seed: by_hand.river(frames, schema),
     }
-    found: dict[str, Any] = {}
-    for name, take in asked.items():
+    results: dict[str, Any] = {}
+    for name, method in measure.items():
         try:
-            # River draws nothing.
-            found[name] = [take(seed) for seed in range(1 if name == "river" else seeds)]
+            # River uses no random numbers, so one seed is enough.
+            results[name] = [method(seed) for seed in range(1 if name == "river" else seeds)]
         except PeerMissing as error:
-            found[name] = str(error)
-        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+            results[name] = str(error)
+        print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
     shutil.rmtree(folder)
-    return found
+    return results
 
 
-def against(found: dict[str, Any], mine: list[dict[int, dict[str, Any]]]) -> dict[str, float]:
-    """Of each peer its mean AUC over the days that all of them score, and `mine` less it: days of each seed."""
-    there = {name: seeds for name, seeds in found.items() if not isinstance(seeds, str)}
-    if not there:
+def against(results: dict[str, Any], mine: list[dict[int, dict[str, Any]]]) -> dict[str, float]:
+    """Compare `mine` with each peer by mean AUC and seconds over the days that all of them score."""
+    measured = {name: seeds for name, seeds in results.items() if not isinstance(seeds, str)}
+    if not measured:
         return {}
-    days = set.intersection(*(set(seeds[0]) for seeds in (*there.values(), mine)))
-    whole = {name: [mean(seed[day]["auc"] for day in days) for seed in seeds] for name, seeds in there.items()}
+    days = set.intersection(*(set(seeds[0]) for seeds in (*measured.values(), mine)))
+    whole = {name: [mean(seed[day]["auc"] for day in days) for seed in seeds] for name, seeds in measured.items()}
     ours = [mean(seed[day]["auc"] for day in days) for seed in mine]
     seconds = {
         name: mean(sum(seed[day]["seconds"] for day in days) for seed in seeds)
-        for name, seeds in (*there.items(), ("ours", mine))
+        for name, seeds in (*measured.items(), ("ours", mine))
     }
     return {
         "auc_ours_by_peers": mean(ours),
         **{f"auc_{name}": mean(each) for name, each in whole.items()},
         **{f"auc_delta_{name}": mean(ours) - mean(each) for name, each in whole.items()},
-        **{f"seconds_over_{name}": seconds["ours"] / seconds[name] for name in there},
+        **{f"seconds_over_{name}": seconds["ours"] / seconds[name] for name in measured},
     }
 
 
 @torch_settings()
 def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
-    """The first days of the log; `quick` takes fewer, and one seed."""
+    """Measure the first days of the log; `quick` takes fewer days and one seed."""
     days, seeds = (QUICK_DAYS, 1) if quick else (DAYS, seeds)
     whole = shipped("globo", "auto")
     assert isinstance(whole.data.source, ClicksConfig)
@@ -170,26 +172,26 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
     column = whole.data.source.time
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        # Hours are of the day behind the last, and the hour that goes to who serves of the one behind that.
+        # Hourly training uses the day after the last; the hour for the scorer is from the day after that.
         longest = days + 2 if quick else IDLE_DAYS
         make_logs(cut(whole.data.source, root, longest), root / "logs")
         every = logs_of(root / "logs", longest, root / "files")
         files = every[: days - 1]
-        print("logs are made", file=sys.stderr, flush=True)
+        print("logs are written", file=sys.stderr, flush=True)
         for seed in range(seeds):
-            made = replace(whole, train=replace(whole.train, seed=seed))
+            seeded = replace(whole, train=replace(whole.train, seed=seed))
             if not quick:
-                lost.append(idle(made, root / "logs", every, root / f"idle-{seed}"))
+                lost.append(idle(seeded, root / "logs", every, root / f"idle-{seed}"))
             place, forgetful = root / f"seed-{seed}", root / f"forgetful-{seed}"
-            way, found = Days(made, root / "logs", place), []
-            for each in (way, Days(made, root / "logs", forgetful, candidates=0)):
+            runs, results = Days(seeded, root / "logs", place), []
+            for each in (runs, Days(seeded, root / "logs", forgetful, candidates=0)):
                 each.take("base", 0, tested=False)
-                found.append(list(continued(each.folder / "base-run", files)))
-            for day, (mine, by_day) in enumerate(zip(*found, strict=True), start=1):
+                results.append(list(continued(each.folder / "base-run", files)))
+            for day, (mine, by_day) in enumerate(zip(*results, strict=True), start=1):
                 began = time.process_time()
-                anew = way.take(f"anew-{day:02d}", day - 1)
-                # The first day's model is the same; its test is all that differs.
-                other = {"auc": anew["auc"], "seconds": time.process_time() - began}
+                retrained = runs.take(f"retrained-{day:02d}", day - 1)
+                # On day 1 both sides have been trained on the same data; the metrics use the later days.
+                other = {"auc": retrained["auc"], "seconds": time.process_time() - began}
                 rows.append({"seed": seed, "day": day, "continued": mine, "counts_of_a_day": by_day, "anew": other})
             hours.append(hourly(place / "base-run", every[days - 1], root / "hours", column, 3 if quick else 24))
             print(f"hours: {hours[-1]}", file=sys.stderr, flush=True)
@@ -205,11 +207,11 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
         dict(enumerate(each["days"]["all"], 1)) for each in lost
     ]  # fmt: skip
 
-    def total(way: str, name: str, day: int = 0) -> float:
-        return sum(row[way][name] for row in later if day in (0, row["day"]))
+    def total(side: str, name: str, day: int = 0) -> float:
+        return sum(row[side][name] for row in later if day in (0, row["day"]))
 
-    def by(way: str, name: str) -> float:
-        return mean(each[way][name] for each in hours)
+    def by(side: str, name: str) -> float:
+        return mean(each[side][name] for each in hours)
 
     deltas = {
         day: [r["continued"]["auc"] - r["anew"]["auc"] for r in later if r["day"] == day] for day in range(2, days)

@@ -1,4 +1,4 @@
-"""The Globo.com click log as a file of samples a day, and data sets and runs of one way of keeping up with them."""
+"""Daily files of samples from the Globo.com click log, and data sets and runs that are trained on them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from stratarec.training.trainer import Trainer
 
 DAY_MS = 86_400_000
 BATCH = 1024
-# One user in so many.
+# One in USERS users is kept.
 USERS = 20
-# Of users, in per mille: the validation split, which nothing is chosen by.
-_HELD = 10
+# Users of the validation split, per mille. No setting is chosen on this split.
+_VALIDATION_USERS = 10
 _SPLITS = ("train", "valid", "test")
 _ENDINGS = {split: f"-{split}" for split in _SPLITS}
 
 
 def cut(config: ClicksConfig, folder: Path, days: int, users: int = USERS) -> ClicksConfig:
-    """The click log of one in so many users as a file a day; neighbouring days have names of different splits."""
+    """Write the clicks of one in `users` users as a file a day; the file name assigns the day to a split."""
     clicks = pl.read_parquet(config.paths[0]).filter(pl.col(config.user).hash(seed=0) % users == 0)
     clicks = clicks.with_columns((pl.col(config.time) // DAY_MS).alias("day"))
     first = int(clicks["day"].min())  # type: ignore[arg-type]
@@ -40,7 +40,7 @@ def cut(config: ClicksConfig, folder: Path, days: int, users: int = USERS) -> Cl
 
 
 def make_logs(config: ClicksConfig, folder: Path) -> None:
-    """Samples of all days, with histories, as ``<folder>/<day>/*.parquet``, and those of some users apart."""
+    """Write samples with histories as ``<folder>/<day>/*.parquet``, and those of validation users as ``<day>-held``."""
     split = SplitConfig(by="file", valid=("*-valid.parquet",), test=("*-test.parquet",))
     source, spool = ClicksSource(config, "error", split), folder / "spool"
     chunks = []
@@ -52,7 +52,7 @@ def make_logs(config: ClicksConfig, folder: Path) -> None:
     for number, path in enumerate(chunks):
         frame = pl.read_parquet(path)
         frame = frame.with_columns(events.histories(frame).values()).filter(pl.col("label").is_not_null())
-        held = pl.col(config.user).hash(seed=0) % 1000 < _HELD
+        held = pl.col(config.user).hash(seed=0) % 1000 < _VALIDATION_USERS
         for (day, apart), part in frame.with_columns(held.alias("held")).group_by("day", "held"):
             place = folder / f"{day:02d}{'-held' if apart else ''}"
             place.mkdir(exist_ok=True)
@@ -61,16 +61,16 @@ def make_logs(config: ClicksConfig, folder: Path) -> None:
 
 
 class Days:
-    """Data sets and runs of one way of keeping up with a log.
+    """Data sets and runs on the days of a log.
 
     Parameters
     ----------
     whole : Recipe
-        The shipped one.
+        Shipped recipe.
     logs, folder : Path
-        What `make_logs` wrote; where data sets and runs go.
+        Directory that `make_logs` wrote, and directory for data sets and runs.
     limits : dict
-        Of vocabularies, beside those of the recipe.
+        Fields of `data.vocabulary` that replace those of the recipe.
     """
 
     def __init__(self, whole: Recipe, logs: Path, folder: Path, **limits: Any) -> None:
@@ -95,10 +95,12 @@ class Days:
         }
 
     def recipe(self, name: str, day: int, *, tested: bool = True, first: int = 0, base: str = "") -> Recipe:
-        """Trained on the days `first` to `day`, and `tested` on the one that follows; ids are those of the data set of
-        `base`, where it is named, and new ones."""
+        """Return a recipe that trains on the days `first` to `day`, and tests on the next day if `tested`.
+
+        If `base` is given, the ids of the data set of that name are kept and extended.
+        """
         folders = [*(f"{number:02d}" for number in range(first, day + 1 + tested)), f"{day:02d}-held"]
-        goes_on = {"base": str(self.folder / f"{base}-data")} if base else {}
+        continued = {"base": str(self.folder / f"{base}-data")} if base else {}
         data = {
             "path": str(self.folder / f"{name}-data"),
             "source": {
@@ -107,24 +109,24 @@ class Days:
                 "schema": self._schema,
             },
             "split": {"by": "file", "valid": ["*-held/*"], "test": [f"*/{day + 1:02d}/*"] if tested else []},
-            "vocabulary": {**self._content["data"]["vocabulary"], **self._limits, **goes_on},
+            "vocabulary": {**self._content["data"]["vocabulary"], **self._limits, **continued},
             "keep_rows": False,
         }
         train = {**self._content["train"], "run": str(self.folder / f"{name}-run"), "batch_size": BATCH}
         return Recipe.from_dict({**self._content, "name": name, "data": data, "train": train})
 
     def take(self, name: str, day: int, *, tested: bool = True) -> dict[str, Any]:
-        """Prepare and train; the metrics of the day that follows where it is `tested`."""
-        made = self.recipe(name, day, tested=tested)
-        dataset = prepare(made.data)
-        result = Trainer(_one_pass(made, dataset), dataset).train()
-        found: dict[str, Any] = result.get("test", {})
+        """Prepare and train; return the metrics of the next day if `tested`."""
+        recipe = self.recipe(name, day, tested=tested)
+        dataset = prepare(recipe.data)
+        result = Trainer(_one_pass(recipe, dataset), dataset).train()
+        metrics: dict[str, Any] = result.get("test", {})
         if tested:
-            print(f"{name}: AUC {found['auc']:.5f}", file=sys.stderr, flush=True)
-        return found
+            print(f"{name}: AUC {metrics['auc']:.5f}", file=sys.stderr, flush=True)
+        return metrics
 
     def following(self, file: Path, base: Path) -> Recipe:
-        """By hand: a later day's file, with the values and ids of the data set of the day before."""
+        """Return a recipe for a later day's file that extends the vocabularies of the data set `base`."""
         content = self.recipe(f"hand-{file.stem}", 0, tested=False).to_dict()
         content["data"]["source"]["paths"] = [str(file)]
         content["data"]["split"] = {"by": "fraction", "valid": 0.0, "test": 0.0}
@@ -133,16 +135,16 @@ class Days:
         return Recipe.from_dict(content)
 
 
-def _one_pass(made: Recipe, dataset: Dataset) -> Recipe:
-    """Schedules as long as one pass over the training samples is."""
-    content, steps = made.to_dict(), -(-dataset.samples("train") // BATCH)
+def _one_pass(recipe: Recipe, dataset: Dataset) -> Recipe:
+    """Set the length of all schedules to one pass over the training samples."""
+    content, steps = recipe.to_dict(), -(-dataset.samples("train") // BATCH)
     for part in ("dense", "embedding"):
         content["train"][part]["schedule"]["total_steps"] = steps
     return Recipe.from_dict(content)
 
 
 def logs_of(logs: Path, days: int, folder: Path) -> list[Path]:
-    """A file of each day but the first."""
+    """Merge the samples of each day after the first into one file, and return the files."""
     folder.mkdir()
     for day in range(1, days):
         parts = [pl.read_parquet(path) for path in sorted((logs / f"{day:02d}").glob("*.parquet"))]

@@ -1,4 +1,4 @@
-"""Seconds of a run that goes on: from an hour's file to who serves, hour by hour, and into a log of many rows."""
+"""Continued runs in short periods: AUC of hourly training, seconds to an updated scorer, and writes to a large log."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ HOUR_MS = 3_600_000
 
 
 def hourly(run: Path, day: Path, folder: Path, time_column: str, most: int = 24) -> dict[str, Any]:
-    """A day's samples scored by the run as the day before left it, and by one that learns each hour before the next;
-    of `most` hours.
+    """Score a day with the run of the previous day, and with one that learns each hour before the next is scored.
 
-    The AUC of all samples, the mean of those within each hour, and the processor's seconds of the hours' periods.
+    The run is trained on up to `most` hours. Returns the AUC of all samples, the mean AUC within an hour, and the
+    processor seconds of training.
     """
     folder.mkdir()
     frame = pl.read_parquet(day).with_columns((pl.col(time_column) // HOUR_MS).alias("hour"))
@@ -47,27 +47,27 @@ def hourly(run: Path, day: Path, folder: Path, time_column: str, most: int = 24)
         list(continue_run(run, [str(hour)], SilentProgress()))
         spent += time.process_time() - began
     shutil.rmtree(folder)
-    found: dict[str, Any] = {"hours": len(hours), "seconds": spent}
+    result: dict[str, Any] = {"hours": len(hours), "seconds": spent}
     for name, parts in (("by_day", by_day), ("by_hour", by_hour)):
         label, logit = (np.concatenate(column) for column in zip(*parts, strict=True))
         within = [evaluate_logits(*part)["auc"] for part in parts]
-        found[name] = {"auc": evaluate_logits(label, logit)["auc"], "auc_within_hours": float(np.mean(within))}
-    return found
+        result[name] = {"auc": evaluate_logits(label, logit)["auc"], "auc_within_hours": float(np.mean(within))}
+    return result
 
 
 def _scored(run: Path, files: list[Path]) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Labels and logits of each log by the run as it is."""
-    found = []
+    """Return labels and logits of each file, scored by the current state of the run."""
+    pairs = []
     with open_run(run) as trained:
         for file in files:
             logs = RawLogs(trained, [str(file)], labelled=True, events=trained.dataset.events())
-            whole = ScoredSamples.joined(part.samples for part in logs.scored(SilentProgress()))
-            found.append((whole.label, whole.logit))
-    return found
+            samples = ScoredSamples.joined(part.samples for part in logs.scored(SilentProgress()))
+            pairs.append((samples.label, samples.logit))
+    return pairs
 
 
 def to_scorer(run: Path, day: Path, folder: Path, time_column: str) -> float:
-    """Seconds until who serves answers with an hour that has just come."""
+    """Return the seconds from the start of training on a new hour until a scorer answers with the updated model."""
     folder.mkdir()
     frame = pl.read_parquet(day)
     first = int(frame[time_column].min())  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def to_scorer(run: Path, day: Path, folder: Path, time_column: str) -> float:
 
 
 def into_a_log(folder: Path, rows: int) -> float:
-    """Seconds that 10,000 rows take into a log of so many, and a checkpoint of them."""
+    """Return the seconds to write and checkpoint 10,000 rows in a log of `rows` rows."""
     width, step = 20, 1 << 20
     store = LogRecords(folder / "first", rows=rows, record_bytes=width)
     for first in range(0, rows, step):

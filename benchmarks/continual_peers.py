@@ -1,17 +1,17 @@
-"""What a team would do by hand to keep up with a log: a day is scored, then learned from, by three peers.
+"""Peers of continual training: LightGBM, River and TorchRec, which score each day before they learn from it.
 
-*LightGBM* is grown anew on the last three days. The third day chooses its settings and how many trees it has, on
-those before; every later day is scored by trees of all three days before it.
+*LightGBM* is fitted again each day on the last three days. Settings and number of trees are chosen on the third day,
+with trees of the first two; every later day is scored by trees of the three days before it.
 
-*River* learns a logistic regression sample by sample: a weight for each value of each feature, of a history a share of
-one; numbers as ``log1p`` that it standardises as it goes. The second day chooses its rate.
+*River* learns a logistic regression sample by sample. Each value of a feature has a weight, the values of a history
+share a weight of 1, and numbers are standardised ``log1p`` values. The second day chooses the learning rate.
 
-*TorchRec* is its own DLRM with FBGEMM's row-wise Adagrad, warm-started: its rows, network and the states of both
-optimizers go on, in tables that grow by what `stratarec prepare` with ``data.vocabulary.base`` admits; schedules begin
-anew each day, as ours do. Its rate is what validation chose in `globo`.
+*TorchRec* is its own DLRM with FBGEMM's row-wise Adagrad, warm-started: rows, network and the states of both
+optimizers are kept, and tables grow by the values that `stratarec prepare` with ``data.vocabulary.base`` admits.
+Schedules restart each day, as in StrataRec. The learning rate is the one that validation chose in `globo`.
 
-All have the same samples and features as the run that goes on. Seconds are of the processor: of learning and scoring,
-with what makes samples of a file, without what chooses settings.
+All peers use the samples and features of the continued run. Seconds are processor time of learning, scoring and
+converting the file, without choosing settings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from stratarec.training.raw_logs import make_encoder
 from stratarec.training.trainer import Trainer
 
 WINDOW = 3
-"""Days that trees are grown on."""
+"""Number of days that trees are fitted on."""
 RIVER_RATES = (0.005, 0.01, 0.02, 0.05)
 TORCHREC_RATE = 0.005
 _SCORED = 8192
@@ -49,35 +49,35 @@ Rows = dict[int, dict[str, float]]
 
 
 def _judged(frame: pl.DataFrame, logits: NDArray[Any], seconds: float) -> dict[str, float]:
-    found = evaluate_logits(frame["label"].to_numpy().astype(np.float32), logits.astype(np.float32))
-    return {"auc": found["auc"], "log_loss": found["log_loss"], "seconds": seconds}
+    metrics = evaluate_logits(frame["label"].to_numpy().astype(np.float32), logits.astype(np.float32))
+    return {"auc": metrics["auc"], "log_loss": metrics["log_loss"], "seconds": seconds}
 
 
 def lightgbm(days: Sequence[pl.DataFrame], schema: Schema, *, seed: int, threads: int, quick: bool) -> Rows:
-    """Trees on the last three days, from the day on that has so many before it; `quick` grows few, from the third."""
+    """Score each day by trees of the last three days; `quick` grows few trees, of two days."""
     library, window = import_peer("lightgbm"), WINDOW - 1 if quick else WINDOW
     samples, rows = _tree_samples(days, schema)
     chosen = trees.grow(
         {"train": _joined(samples[: window - 1]), "valid": samples[window - 1], "test": samples[window - 1]},
         rows, seed=seed, threads=threads, quick=quick, grid=TREES,
     )  # fmt: skip
-    asked = {name: value for name, value in chosen.settings.items() if name != "encoded"}
-    found = {}
+    tuned = {name: value for name, value in chosen.settings.items() if name != "encoded"}
+    results = {}
     for day in range(window, len(days)):
         began, train = time.process_time(), _joined(samples[day - window : day])
         encoder = trees.Encoder(train, rows, seed)
-        own, later = (
+        columns, later = (
             encoder.columns(each) if chosen.settings["encoded"] else each.dense for each in (train, samples[day])
         )
-        settings = {**trees.FIXED, **asked, "learning_rate": trees.RATE, "seed": seed, "num_threads": threads}
-        booster = library.train(settings, library.Dataset(own, label=train.label), chosen.trees)
+        settings = {**trees.FIXED, **tuned, "learning_rate": trees.RATE, "seed": seed, "num_threads": threads}
+        booster = library.train(settings, library.Dataset(columns, label=train.label), chosen.trees)
         logits = booster.predict(later, raw_score=True, num_threads=threads)
-        found[day] = _judged(days[day], logits, time.process_time() - began) | {"trees": chosen.trees}
-    return found
+        results[day] = _judged(days[day], logits, time.process_time() - began) | {"trees": chosen.trees}
+    return results
 
 
 def _tree_samples(days: Sequence[pl.DataFrame], schema: Schema) -> tuple[list[trees.Samples], list[int]]:
-    """Each day's columns, with a number for each value that any day has; and how many these are of each feature."""
+    """Return the samples of each day, with values numbered over all days, and the number of values of each feature."""
     edges = np.cumsum([len(day) for day in days])[:-1]
     ids, rows = [], []
     for feature in schema.sparse:
@@ -103,15 +103,15 @@ def _joined(samples: Sequence[trees.Samples]) -> trees.Samples:
 
 
 def river(days: Sequence[pl.DataFrame], schema: Schema) -> Rows:
-    """A logistic regression, sample by sample; the second day is scored by each rate."""
+    """Train a logistic regression sample by sample; the second day chooses the learning rate."""
     first = {rate: _Online(schema, rate) for rate in RIVER_RATES}
-    found = {rate: side.day(day) for day in days[:2] for rate, side in first.items()}
-    best = min(first, key=lambda rate: found[rate]["log_loss"])
-    return {1: found[best]} | {number: first[best].day(day) | {"rate": best} for number, day in enumerate(days[2:], 2)}
+    scores = {rate: side.day(day) for day in days[:2] for rate, side in first.items()}
+    best = min(first, key=lambda rate: scores[rate]["log_loss"])
+    return {1: scores[best]} | {number: first[best].day(day) | {"rate": best} for number, day in enumerate(days[2:], 2)}
 
 
 class _Online:
-    """River's regression, day after day."""
+    """River's logistic regression, trained day by day."""
 
     def __init__(self, schema: Schema, rate: float) -> None:
         linear, optim = import_peer("river.linear_model"), import_peer("river.optim")
@@ -119,7 +119,7 @@ class _Online:
         self._model = linear.LogisticRegression(optim.AdaGrad(rate))
 
     def day(self, frame: pl.DataFrame) -> dict[str, float]:
-        """Score every sample of a day by the model of the day before, then learn them, in order of time."""
+        """Score all samples of a day with the current model, then learn them in order of time."""
         began, rows = time.process_time(), list(self._rows(frame))
         logits = [math.log(max(p, 1e-12) / max(1 - p, 1e-12)) for p in map(self._probability, rows)]
         labels = frame["label"].to_list()
@@ -151,14 +151,14 @@ class _Online:
 
 
 class TorchRecDays:
-    """TorchRec's model, warm-started day after day.
+    """TorchRec's model, warm-started each day.
 
     Parameters
     ----------
     first : Recipe
-        Of the first day, prepared.
+        Recipe of the first day.
     next_recipe : callable
-        Gives the recipe of a file, on the data set of the day before.
+        Returns the recipe of a file that extends the given data set.
     """
 
     def __init__(self, first: Recipe, next_recipe: Callable[[Path, Path], Recipe]) -> None:
@@ -167,7 +167,7 @@ class TorchRecDays:
         self._learn(first)
 
     def day(self, file: Path, frame: pl.DataFrame) -> dict[str, float]:
-        """Score a file by the model as it is, then train on it once."""
+        """Score a file with the current model, then train on it once."""
         began = time.process_time()
         logits = self._score(frame)
         recipe = self._next(file, self._dataset.path)
@@ -204,7 +204,7 @@ class TorchRecDays:
 
 
 def _warm_start(side: TorchRecSide, before: TorchRecSide) -> None:
-    """Weights and the states of both optimizers; rows that the tables before did not have stay as they are."""
+    """Copy weights and the states of both optimizers; rows that are new in this period keep their initial values."""
     old, new = before.model.state_dict(), side.model.state_dict()
     with torch.no_grad():
         for name, value in new.items():
@@ -217,6 +217,6 @@ def _warm_start(side: TorchRecSide, before: TorchRecSide) -> None:
 
 
 def _local(value: Any) -> torch.Tensor:
-    """A tensor, also where it is wrapped as one of many ranks'."""
-    found: torch.Tensor = value.local_tensor() if hasattr(value, "local_tensor") else value
-    return found
+    """Return the tensor of this rank, also if it is wrapped as a sharded tensor."""
+    tensor: torch.Tensor = value.local_tensor() if hasattr(value, "local_tensor") else value
+    return tensor

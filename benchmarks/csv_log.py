@@ -1,9 +1,9 @@
-"""Reading a CSV log: the `csv` source against Polars' own scan of the same file.
+"""Reading a CSV log: the `csv` source compared with Polars' own scan of the same file.
 
-Two million rows of eight columns, as a shop may write them, of which seven are read, each as the type that the schema
-gives it. Polars scans the file with these types and collects it; ours gives the same columns in chunks, and besides
-knows the line of every row, finds records of another length and values that are none of their type, and bounds memory.
-Both use Polars' threads, and the file is in the page cache. The frames are compared once before anything is timed.
+The file has two million rows of eight columns, of which seven are read with the types of the schema. Polars scans the
+file with these types and collects it. The source returns the same columns in chunks; in addition it knows the line of
+each row, detects records of wrong length and values of wrong type, and bounds memory. Both use Polars' threads, and the
+file is in the page cache. The frames are compared once before the timing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCHEMA = Schema(
     time="time",
     user="user",
 )
-# What our source gives for these columns.
+# Types that the source returns for these columns.
 KINDS = {
     "clicked": pl.UInt8, "price": pl.Float64, "age": pl.Float64, "item": pl.Int64, "shop": pl.String,
     "time": pl.Int64, "user": pl.String,
@@ -39,7 +39,7 @@ KINDS = {
 
 
 def write_log(path: Path, rows: int) -> None:
-    """Eight columns; `note` is not read."""
+    """Write a log of eight columns, of which `note` is not read."""
     random = np.random.default_rng(0)
     pl.DataFrame(
         {
@@ -56,33 +56,36 @@ def write_log(path: Path, rows: int) -> None:
 
 
 def scan(path: Path) -> pl.DataFrame:
-    """By Polars alone."""
+    """Read the file by Polars alone."""
     return pl.scan_csv(path, schema_overrides=KINDS).select(list(KINDS)).collect(engine="streaming")
 
 
 def read(path: Path) -> list[pl.DataFrame]:
-    """By our source."""
+    """Read the file by the `csv` source."""
     source = CsvSource(CsvConfig(paths=(str(path),), schema=SCHEMA), "error")
     return [chunk.frame for chunk in source.chunks(path.parent)]
 
 
 def gate(path: Path) -> None:
-    """Both give the same rows, columns and types."""
+    """Check that both readers return the same rows, columns and types."""
     assert_frame_equal(pl.concat(read(path)).select(list(KINDS)), scan(path))
 
 
 def processor_seconds(read_all: Callable[[int], object], rounds: int) -> float:
-    """The least of several calls, all threads together: other work on the machine changes it less than the clock."""
-    found = []
+    """Return the least processor seconds of several calls, over all threads.
+
+    Other work on the machine changes processor time less than the clock.
+    """
+    seconds = []
     for number in range(rounds):
         began = time.process_time()
         read_all(number)
-        found.append(time.process_time() - began)
-    return min(found)
+        seconds.append(time.process_time() - began)
+    return min(seconds)
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """One file; `quick` has a small one."""
+    """Measure on one file; `quick` uses a small one."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log.csv"
         write_log(path, QUICK_ROWS if quick else ROWS)
@@ -92,7 +95,7 @@ def run(quick: bool) -> dict[str, Any]:
         processor = {name: processor_seconds(each, 3 if quick else ROUNDS) for name, each in contenders.items()}
         size = path.stat().st_size
     ratios = sorted(other / own for other, own in zip(seconds["polars"], seconds["ours"], strict=True))
-    rows = [{"reader": name, **spread(found), "cpu_ms": 1e3 * processor[name]} for name, found in seconds.items()]
+    rows = [{"reader": name, **spread(each), "cpu_ms": 1e3 * processor[name]} for name, each in seconds.items()]
     medians = {row["reader"]: row["median_ms"] for row in rows}
     return {
         "config": {

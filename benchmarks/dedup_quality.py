@@ -1,6 +1,6 @@
-"""Test AUC of training on deduplicated batches, shuffled in runs, against samples shuffled one by one.
+"""Test AUC of training on deduplicated batches, shuffled in runs, compared with samples shuffled one by one.
 
-Whole runs of the Globo recipe, one pass over the log each, the seeds paired. Nothing is timed.
+Each run is one pass over the log with the Globo recipe; seeds are paired. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from stratarec.training.trainer import Trainer
 
 
 def test_auc(dataset: Dataset, seed: int, steps: int) -> float:
-    """AUC on the last day after one pass, or after `steps` steps unless 0."""
+    """Return the AUC on the last day after one pass, or after `steps` steps if not 0."""
     groups: GroupMode = "auto" if dataset.deduplicated else "none"
     fixed = [f"train.seed={seed}", f"train.max_steps={steps}", "train.eval_every=0", "train.checkpoint.every_minutes=0"]
     with tempfile.TemporaryDirectory() as folder:
-        made = with_run(recipe("globo", groups, *fixed), Path(folder) / "run")
-        auc: float = Trainer(made, dataset).train()["test"]["auc"]
+        seeded = with_run(recipe("globo", groups, *fixed), Path(folder) / "run")
+        auc: float = Trainer(seeded, dataset).train()["test"]["auc"]
     print(f"{groups}, seed {seed}: AUC {auc:.5f}", file=sys.stderr, flush=True)
     return auc
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Six seeds; `quick` has one, of 20 steps."""
+    """Train with six seeds; `quick` has one seed of 20 steps."""
     seeds, steps = ((1,), 20) if quick else (tuple(range(1, 7)), 0)
     grouped, plain = pair("globo")
     rows = [

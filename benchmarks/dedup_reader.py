@@ -1,7 +1,7 @@
-"""Samples a second of the loader on a data set with groups against the same loader on one without.
+"""Loader throughput on a data set with groups, compared with the same loader on a data set without.
 
-Batches stay deduplicated on our side and are plain on the other, of the size that the recipe trains with. They take
-turns, from a cold page cache (files are dropped from it before each pass) and from a warm one.
+With groups, batches stay deduplicated. The batch size is that of the recipe. Both sides alternate, with a cold page
+cache (files are dropped before each pass) and with a warm one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from stratarec.data.loading.shuffle_buffer import Unit
 
 
 def batch_size(name: str) -> int:
-    """What the log's recipe trains with."""
+    """Return the batch size of the log's recipe."""
     return recipe(name, "auto").train.batch_size
 
 
 def drop_from_cache(dataset: Dataset) -> None:
-    """Ask the kernel to forget the data set's pages."""
+    """Drop the data set's files from the page cache."""
     os.sync()
     for path in dataset.path.rglob("*.parquet"):
         handle = os.open(path, os.O_RDONLY)
@@ -36,7 +36,7 @@ def drop_from_cache(dataset: Dataset) -> None:
 
 
 def pass_over(dataset: Dataset, size: int, epoch: int) -> float:
-    """Samples a second over a whole epoch, start included."""
+    """Return samples per second over a whole epoch, including start-up."""
     began, samples = time.perf_counter(), 0
     for batch in Loader(dataset, "train", LoaderConfig(batch_size=size)).epoch(epoch):
         samples += batch.size
@@ -44,24 +44,21 @@ def pass_over(dataset: Dataset, size: int, epoch: int) -> float:
 
 
 def gate(grouped: Dataset, plain: Dataset, size: int) -> None:
-    """The batches of both expand to the same samples: counts, labels and ids of a whole epoch agree in sum."""
+    """Check that counts, labels and ids of a whole epoch agree in sum after expansion."""
     sums = []
     for dataset in (grouped, plain):
         total = [0, 0, 0, 0]
         for batch in Loader(dataset, "train", LoaderConfig(batch_size=size, expand=True)).epoch(0):
             ids = batch.sparse.values.long()
-            found = (batch.size, int(batch.label.sum()), int(ids.sum()), int((ids * ids).sum()))
-            total = [one + other for one, other in zip(total, found, strict=True)]
+            sums_of_batch = (batch.size, int(batch.label.sum()), int(ids.sum()), int((ids * ids).sum()))
+            total = [one + other for one, other in zip(total, sums_of_batch, strict=True)]
         sums.append(total)
     if sums[0] != sums[1]:
         raise AssertionError(f"batches differ: {sums[0]} with groups, {sums[1]} without")
 
 
 def factors(dataset: Dataset, size: int, batches: int = 20) -> dict[str, dict[str, float]]:
-    """Samples for each distinct value of a group in batches as they come, in those of whole sessions, and by formula.
-
-    The formula is for whole sessions.
-    """
+    """Return the samples per distinct value of each group: in runs, in whole sessions, and by formula for sessions."""
     repeats = Repeats.from_dict(dataset.about.repeats.to_dict())
     names = {features[0]: features for features in dataset.groups.values()}
     runs, sessions = (measured(dataset, size, unit, batches) for unit in ("run", "session"))
@@ -76,18 +73,18 @@ def factors(dataset: Dataset, size: int, batches: int = 20) -> dict[str, dict[st
 
 
 def measured(dataset: Dataset, size: int, unit: Unit, batches: int) -> dict[str, float]:
-    """Median factor of each group over some batches."""
-    found: dict[str, list[float]] = {}
+    """Return the median deduplication factor of each group over some batches."""
+    factors_of: dict[str, list[float]] = {}
     stream = Loader(dataset, "train", LoaderConfig(batch_size=size, unit=unit)).epoch(0)
     for batch in islice(stream, batches):
         for group in batch.groups:
-            found.setdefault(group.keys[0], []).append(group.factor)
+            factors_of.setdefault(group.keys[0], []).append(group.factor)
     stream.close()  # type: ignore[attr-defined]
-    return {key: median(values) for key, values in found.items()}
+    return {key: median(values) for key, values in factors_of.items()}
 
 
 def cell(name: str, rounds: int) -> dict[str, Any]:
-    """One log."""
+    """Measure one log."""
     (grouped, plain), size = pair(name), batch_size(name)
     gate(grouped, plain, size)
     sides = {"ours": grouped, "plain": plain}
@@ -111,12 +108,12 @@ def cell(name: str, rounds: int) -> dict[str, Any]:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """What Globo's log has for the metrics, the whole recipe and Trivago beside it; `quick` is Trivago alone."""
+    """Measure Globo's log for the metrics, then the whole recipe and Trivago; `quick` measures only Trivago."""
     rows = [cell("trivago", 3)] if quick else [cell("globo_bare", 15), cell("globo", 7), cell("trivago", 15)]
     names = ("ratio_cold", "ratio_warm")
-    beside = {f"{row['log']}_{name}": row[name] for row in rows[1:] for name in names}
+    others = {f"{row['log']}_{name}": row[name] for row in rows[1:] for name in names}
     return {
         "config": {"cold": "posix_fadvise(DONTNEED) before each pass"},
-        "metrics": {**{name: rows[0][name] for name in names}, **beside},
+        "metrics": {**{name: rows[0][name] for name in names}, **others},
         "samples": {"rows": rows, "factors": {row["log"]: factors(pair(row["log"])[0], row["batch"]) for row in rows}},
     }

@@ -1,9 +1,9 @@
-"""Bytes of a data set with groups against the same samples as plain Parquet: shuffled, and in order of arrival.
+"""Bytes of a data set with groups compared with the same samples as plain Parquet, shuffled and in order of arrival.
 
-Shuffled is how such data usually lies (samples are joined from logs in no order of users); arrival is the order of
-time. The plain files have every column that ours have (user and session as 64-bit hashes, time), row groups of as many
-samples, the same codec and level, and PyArrow's default encodings; the ratios named ``same_encodings`` are to files
-whose columns are encoded by the same rule as ours, so that nothing but deduplication and clustering differs.
+Such data are usually stored shuffled, as samples are joined from logs in no order of users; arrival is the order of
+time. The plain files have the same columns (user and session as 64-bit hashes, time), row groups of the same size, the
+same codec and level, and PyArrow's default encodings. The ratios named ``same_encodings`` compare with files that use
+the encodings of the data set, so that only deduplication and clustering differ.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import ROW_GROUP
 from stratarec.data.dataset.writer import LEVEL, parquet_options
 
-Deal = Callable[[pa.Table], NDArray[np.int64]]
+Partition = Callable[[pa.Table], NDArray[np.int64]]
 _BUCKET = 12 * ROW_GROUP
 
 
 def checksum(dataset: Dataset) -> tuple[int, int, int]:
-    """Number of samples, and sum and exclusive or of their hashes: equal for equal multisets of samples."""
+    """Return the number of samples, and the sum and exclusive or of their hashes; equal multisets of samples agree."""
     count, total, both = 0, 0, 0
     for table in tables(dataset):
         hashes = pl.from_arrow(table).hash_rows(7).to_numpy()  # type: ignore[union-attr]
@@ -40,7 +40,7 @@ def checksum(dataset: Dataset) -> tuple[int, int, int]:
 
 
 def tables(dataset: Dataset) -> Any:
-    """Every row group of every split, expanded."""
+    """Yield every row group of every split, expanded."""
     for split in dataset.splits:
         for number, shard in enumerate(dataset.shards(split)):
             for group in range(len(shard.row_groups)):
@@ -48,23 +48,25 @@ def tables(dataset: Dataset) -> Any:
 
 
 def stored_bytes(dataset: Dataset) -> int:
-    """Bytes of samples and tables of all splits."""
+    """Return the bytes of the samples and group tables of all splits."""
     shards = [shard for shards in dataset.splits.values() for shard in shards]
     return sum(shard.bytes + (shard.tables.bytes if shard.tables else 0) for shard in shards)
 
 
-def plain_bytes(dataset: Dataset, deal: Deal, order: Callable[[pa.Table], NDArray[np.int64]]) -> tuple[int, int]:
-    """Bytes of all samples as plain Parquet: dealt to buckets, each put in order and written in full row groups.
+def plain_bytes(
+    dataset: Dataset, partition: Partition, order: Callable[[pa.Table], NDArray[np.int64]]
+) -> tuple[int, int]:
+    """Return the bytes of all samples as plain Parquet, partitioned into buckets that are ordered before writing.
 
     Returns
     -------
     tuple of int
-        With PyArrow's default encodings, and with ours.
+        Bytes with PyArrow's default encodings, and with those of the data set.
     """
     with tempfile.TemporaryDirectory(dir=dataset.path.parent) as folder:
         writers: dict[int, pq.ParquetWriter] = {}
         for table in tables(dataset):
-            buckets = deal(table)
+            buckets = partition(table)
             for bucket in np.unique(buckets):
                 if int(bucket) not in writers:
                     path = f"{folder}/{bucket:05d}.tmp"
@@ -89,10 +91,10 @@ def _written(table: pa.Table, options: dict[str, Any], folder: str) -> int:
 
 
 def cell(name: str) -> dict[str, Any]:
-    """One log."""
+    """Measure one log."""
     grouped, plain = pair(name)
     if checksum(grouped) != checksum(plain):
-        raise AssertionError(f"{name}: the data set with groups does not hold the samples of the one without")
+        raise AssertionError(f"{name}: the data sets with and without groups differ in their samples")
     samples = sum(grouped.samples(split) for split in grouped.splits)
     buckets = max(round(samples / _BUCKET), 1)
     draws = np.random.default_rng(1)
@@ -123,12 +125,12 @@ def cell(name: str) -> dict[str, Any]:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """What Globo's log has for the metrics, the whole recipe and Trivago beside it; `quick` is Trivago alone."""
+    """Measure Globo's log for the metrics, then the whole recipe and Trivago; `quick` measures only Trivago."""
     rows = [cell(name) for name in (("trivago",) if quick else ("globo_bare", "globo", "trivago"))]
     names = [name for name in rows[0] if name.startswith("ratio_")]
-    beside = {f"{row['log']}_{name}": row[name] for row in rows[1:] for name in names}
+    others = {f"{row['log']}_{name}": row[name] for row in rows[1:] for name in names}
     return {
         "config": {"row_group": ROW_GROUP, "codec": "zstd", "level": LEVEL, "history_length": 50, "negatives": 4},
-        "metrics": {**{name: rows[0][name] for name in names}, **beside},
+        "metrics": {**{name: rows[0][name] for name in names}, **others},
         "samples": {"rows": rows},
     }

@@ -1,8 +1,8 @@
-"""Training on deduplicated batches against the same model without deduplication at the same batch size.
+"""Training on deduplicated batches compared with the same model and batch size without deduplication.
 
-Ours reads the data set with groups, shuffled in runs; the reference reads the one without, samples shuffled one by one.
-Loading is part of the step. Both sides take turns, a stretch of as many samples whatever the batch, as stretches of a
-few short steps say little. `dedup_quality` compares what they learn.
+One side reads the data set with groups, shuffled in runs; the other reads the data set without groups, shuffled by
+sample. Loading is part of the step. Both sides alternate in stretches of equal numbers of samples, because stretches of
+a few short steps are too noisy. `dedup_quality` compares the quality of the models.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ LIMIT = 1e-3
 
 
 class Side:
-    """A trainer and its own endless pass over the data."""
+    """A trainer and an endless iteration over its data."""
 
     def __init__(self, name: str, dataset: Dataset, folder: str, *fields: str) -> None:
         groups: GroupMode = "auto" if dataset.deduplicated else "none"
-        made = recipe(name, groups, *fields)
-        self.trainer = Trainer(with_run(made, Path(folder) / f"{name}-{groups}"), dataset)
+        recipe_of_side = recipe(name, groups, *fields)
+        self.trainer = Trainer(with_run(recipe_of_side, Path(folder) / f"{name}-{groups}"), dataset)
         self.batches = self._forever()
 
     def _forever(self) -> Iterator[tuple[Batch, Request]]:
@@ -46,14 +46,14 @@ class Side:
             epoch += 1
 
     def steps(self, count: int) -> float:
-        """Seconds a step."""
+        """Run `count` steps and return the seconds per step."""
         began = time.perf_counter()
         for item in islice(self.batches, count):
             self.trainer.loop.step(*item)
         return (time.perf_counter() - began) / count
 
     def saved_bytes(self) -> int:
-        """Bytes that autograd keeps for backward in one step: the activations at their peak."""
+        """Return the bytes that autograd saves for backward in one step."""
         storages: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Side:
 
 
 def gate(name: str, folder: str, *fields: str) -> None:
-    """The same batch, deduplicated and expanded: pooled vectors bitwise equal, logits up to rounding."""
+    """Check that a deduplicated batch and its expansion give bitwise equal pooled vectors and close logits."""
     grouped, _ = pair(name)
     side = Side(name, grouped, folder, *fields)
     keys = tuple(feature.name for feature in grouped.schema.sparse)
@@ -88,7 +88,7 @@ def gate(name: str, folder: str, *fields: str) -> None:
 
 
 def cell(name: str, pooling: str, rounds: int, samples: int, precision: str = "float32") -> dict[str, Any]:
-    """Speed with one kind of pooling, in stretches of that many samples."""
+    """Measure one kind of pooling, in stretches of `samples` samples."""
     grouped, plain = pair(name)
     fields = (f"model.history.pooling={pooling}", f"train.precision={precision}")
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +119,7 @@ def cell(name: str, pooling: str, rounds: int, samples: int, precision: str = "f
 
 @torch_settings()
 def run(quick: bool) -> dict[str, Any]:
-    """Globo for the metrics; beside it the mean in bf16, and Trivago. `quick` is a few steps of Globo."""
+    """Measure Globo for the metrics; also the mean in bf16, and Trivago. `quick` runs a few steps of Globo."""
     rounds, samples = (2, 40_000) if quick else (8, 120_000)
     kinds = [("globo", pooling, "float32") for pooling in ("transformer", "mean", "target_attention")]
     if not quick:

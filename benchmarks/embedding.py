@@ -1,9 +1,9 @@
 """The embedding step (forward, backward, row-wise Adagrad) against FBGEMM's CPU operator and `torch.nn.EmbeddingBag`.
 
-26 tables of Criteo's sizes, capped; one id a bag, as in Criteo. FBGEMM's tuned form (huge pages, malloc that keeps
-freed blocks) runs beside ours; as installed it runs in a child process, see `plain_peer`. Each cell is also timed after
-a pause and beside a process that keeps one processor busy, both sides alike; `shapes` has what Criteo does not, and
-shapes drawn at random. `roof` is the least time that memory allows.
+The 26 tables have Criteo's sizes, capped, and one id per bag. FBGEMM runs in the same process with tuned memory
+settings (huge pages, malloc that keeps freed blocks), and with its default settings in a child process (`plain_peer`).
+Each cell is also timed after a pause, and while another process keeps one processor busy. `shapes` measures shapes
+that Criteo lacks and random shapes. `roof` is the least time that memory bandwidth allows.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from benchmarks.shapes import run_random, run_shapes
 from benchmarks.timing import alternate, spread
 from stratarec.data.sources.synthetic import CRITEO_ROWS
 
-# Idle OpenMP workers spin for some milliseconds, 16 where pauses are long.
+# Idle OpenMP workers spin for some milliseconds, up to 16 after long pauses.
 REST = 0.03
 
 Steps = dict[str, Callable[[int], object]]
 
 
 def gate(sizes: list[int]) -> None:
-    """Ours and FBGEMM's weights agree after ten steps."""
+    """Check that the weights of StrataRec and FBGEMM agree after ten steps."""
     Contenders(Shape(sizes=[min(rows, 5000) for rows in sizes], width=16, batch=256)).agree()
 
 
 @contextmanager
 def busy_process() -> Iterator[None]:
-    """A process of no use that wants a processor for itself."""
+    """Run a process that keeps one processor busy."""
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         time.sleep(0.2)
@@ -49,7 +49,7 @@ def busy_process() -> Iterator[None]:
 
 
 def rested(step: Callable[[int], object]) -> Callable[[int], float]:
-    """`step` after a pause; gives its seconds."""
+    """Wrap `step` so that it runs after a pause and returns its seconds."""
 
     def run(number: int) -> float:
         time.sleep(REST)
@@ -61,16 +61,16 @@ def rested(step: Callable[[int], object]) -> Callable[[int], float]:
 
 
 def disturbed(steps: Steps, rounds: int) -> dict[str, float]:
-    """Ours and FBGEMM after a pause, and beside a busy process, in alternation."""
+    """Time StrataRec and FBGEMM in alternation, after a pause and next to a busy process."""
     pauses: dict[str, list[float]] = {name: [] for name in steps}
     after = {name: rested(step) for name, step in steps.items()}
     for round_ in range(rounds):
         for name in list(after) if round_ % 2 else list(reversed(after)):
             pauses[name].append(after[name](round_))
     with busy_process():
-        beside = alternate(steps, rounds)
+        busy = alternate(steps, rounds)
     ours, peer = median(pauses["ours"]), median(pauses["fbgemm"])
-    ours_busy, peer_busy = median(beside["ours"]), median(beside["fbgemm"])
+    ours_busy, peer_busy = median(busy["ours"]), median(busy["fbgemm"])
     return {
         "ours_rested_ms": 1e3 * ours,
         "fbgemm_rested_ms": 1e3 * peer,
@@ -82,23 +82,26 @@ def disturbed(steps: Steps, rounds: int) -> dict[str, float]:
 
 
 def against_default(pair: Contenders, rounds: int, most: int) -> dict[str, float]:
-    """Ours and FBGEMM as installed, taking turns; both rest first, until the other's threads have stopped spinning."""
+    """Time StrataRec and FBGEMM with default settings in alternation.
+
+    Both rest first, until the threads of the other have stopped spinning.
+    """
     plain = PlainPeer(pair.shape, most)
     ours = rested(pair.step_ours)
     seconds: dict[str, list[float]] = {"ours": [], "fbgemm": []}
     for round_ in range(-2, rounds):
         for name in ("ours", "fbgemm") if round_ % 2 else ("fbgemm", "ours"):
             time.sleep(REST)
-            taken = plain.step(round_ + 2) if name == "fbgemm" else ours(round_ + 2)
+            spent = plain.step(round_ + 2) if name == "fbgemm" else ours(round_ + 2)
             if round_ >= 0:
-                seconds[name].append(taken)
+                seconds[name].append(spent)
     plain.close()
     peer = median(seconds["fbgemm"])
     return {"fbgemm_default_ms": 1e3 * peer, "ratio_fbgemm_default": peer / median(seconds["ours"])}
 
 
 def cell(pair: Contenders, rounds: int, most: int) -> dict[str, Any]:
-    """One line of the table: all three in alternation, FBGEMM at its best number of threads."""
+    """Time all libraries in alternation on one shape; FBGEMM uses its best number of threads."""
     threads = best_threads(pair.step_fbgemm, most)
     steps: Steps = {"ours": pair.step_ours, "fbgemm": on_threads(pair.step_fbgemm, threads)}
     roof = Roof(pair.ours, pair.batches, pair.gradient)
@@ -124,7 +127,7 @@ def cell(pair: Contenders, rounds: int, most: int) -> dict[str, Any]:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """All widths, batch sizes and skews, then the other shapes."""
+    """Measure all widths, batch sizes and skews, then the other shapes."""
     cap, rounds = (100_000, 8) if quick else (1_000_000, 25)
     sizes = [min(rows, cap) for rows in CRITEO_ROWS]
     gate(sizes)

@@ -1,9 +1,9 @@
-"""The exchange between ranks against TorchRec's, on one machine and between two emulated hosts, and how both scale.
+"""The exchange between ranks compared with TorchRec's, on one machine and between two emulated hosts, and its scaling.
 
-Four ranks, one thread each, forward + backward + row-wise Adagrad of the embedding part, one id a bag with Criteo's
-sizes and skew; the best of TorchRec's shardings counts (see `sharded`). Unshaped, all ranks are on this machine; at
-1 Gbit/s they are two on each of two emulated hosts (see `hosts`), and the bytes between hosts are those that the
-hosts' interfaces counted. Whole training runs by `stratarec train` under torchrun.
+Four ranks of one thread each run forward, backward and row-wise Adagrad of the embedding part, with one id per bag and
+Criteo's sizes and skew. TorchRec is represented by its fastest sharding (`sharded`). Without traffic shaping, all ranks
+run on this machine. At 1 Gbit/s, two ranks run on each of two emulated hosts (`hosts`), and the bytes between hosts are
+counted by the hosts' interfaces. Whole training runs use `stratarec train` under torchrun.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from stratarec.errors import TrainingError
 
 RANKS, MBIT = 4, 1000
 _LIMIT_SECONDS = 400.0
-# One thread a rank: four ranks share two processors here. Warnings of peers' imports are not results.
+# One thread per rank, because four ranks share two processors. Warnings on import of peers are suppressed.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
 
 
 def measured(shape: Shape, rounds: int, steps: int, hosts: Hosts | None) -> list[dict[str, Any]]:
-    """What `exchange_ranks` measured; on this machine where there are no hosts."""
+    """Return the results of `exchange_ranks`, run on `hosts` or, without hosts, on this machine."""
     settings = {"shape": asdict(shape), "rounds": rounds, "steps": steps}
 
     def launch(arguments: list[str]) -> int:
@@ -41,22 +41,22 @@ def measured(shape: Shape, rounds: int, steps: int, hosts: Hosts | None) -> list
             return torchrun(RANKS, arguments)
         return hosts.torchrun(RANKS // hosts.count, arguments, ENVIRONMENT, _LIMIT_SECONDS)
 
-    found: list[dict[str, Any]] = told_by_ranks("exchange_ranks", settings, launch)
-    return found
+    rows: list[dict[str, Any]] = told_by_ranks("exchange_ranks", settings, launch)
+    return rows
 
 
 def told_by_ranks(module: str, settings: Mapping[str, Any], launch: Callable[[list[str]], int]) -> Any:
-    """What the ranks of a module of this package write to ``out``; `launch` starts them and gives their exit status."""
+    """Start the ranks of a module of this package by `launch` and return the results that they write to ``out``."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "found.json"
+        out = Path(folder) / "result.json"
         status = launch(["-m", f"benchmarks.{module}", json.dumps({**settings, "out": str(out)})])
         if status or not out.exists():
-            raise TrainingError(f"a rank of the benchmark ended with status {status}; its error stands above")
+            raise TrainingError(f"a rank of the benchmark ended with status {status}; see its error above")
         return json.loads(out.read_text())
 
 
 def torchrun(ranks: int, arguments: list[str]) -> int:
-    """Run ranks on this machine."""
+    """Run `ranks` ranks on this machine and return the exit status."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *arguments]
     done = subprocess.run(
         command, env={**os.environ, **ENVIRONMENT}, stdout=subprocess.DEVNULL, check=False, timeout=_LIMIT_SECONDS,
@@ -66,7 +66,7 @@ def torchrun(ranks: int, arguments: list[str]) -> int:
 
 
 def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Ours with and without deduplication over the best of TorchRec's."""
+    """Compare StrataRec, with and without deduplication, with the fastest sharding of TorchRec."""
     step = {row["contender"]: row["step_ms"] for row in rows}
     best = min(ms for name, ms in step.items() if name.startswith("torchrec"))
     return {
@@ -77,7 +77,7 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def recipe(folder: Path, samples: int, steps: int, ranks: int, round_: int) -> Path:
-    """A run of the DLRM of the published benchmark, at a global batch of 8,192."""
+    """Write the recipe of a DLRM as in the published benchmark, with a global batch of 8,192."""
     content = {
         "name": f"ranks-{ranks}-{round_}",
         "data": {
@@ -99,7 +99,7 @@ def recipe(folder: Path, samples: int, steps: int, ranks: int, round_: int) -> P
 
 
 def scaling(quick: bool) -> list[dict[str, Any]]:
-    """Samples a second of whole training by 1, 2 and 4 ranks of one thread, in turns."""
+    """Measure the samples per second of training on 1, 2 and 4 ranks of one thread, in alternation."""
     speeds: dict[int, list[float]] = {1: [], 2: [], 4: []}
     waits: dict[int, list[float]] = {1: [0.0], 2: [], 4: []}
     samples, steps = (100_000, 20) if quick else (400_000, 80)
@@ -107,40 +107,40 @@ def scaling(quick: bool) -> list[dict[str, Any]]:
         folder = Path(name)
         for round_ in range(1 if quick else 2):
             for ranks in speeds if round_ % 2 == 0 else reversed(speeds):
-                made = recipe(folder, samples, steps, ranks, round_)
+                path = recipe(folder, samples, steps, ranks, round_)
                 if not (folder / "data").exists():
-                    _checked(torchrun(1, ["-m", "stratarec", "prepare", str(made), "-q"]))
-                _checked(torchrun(ranks, ["-m", "stratarec", "train", str(made), "-q"]))
+                    _checked(torchrun(1, ["-m", "stratarec", "prepare", str(path), "-q"]))
+                _checked(torchrun(ranks, ["-m", "stratarec", "train", str(path), "-q"]))
                 result = json.loads((folder / f"run-{ranks}-{round_}" / "result.json").read_text())
                 speeds[ranks].append(result["samples_per_second"])
                 waits[ranks] += [each["exposed_seconds"] / each["step_seconds"] for each in result.get("ranks", [])]
     return [
         {
             "ranks": ranks,
-            "samples_s": median(found),
-            "over_one_rank": median(found) / median(speeds[1]),
+            "samples_s": median(measured_speeds),
+            "over_one_rank": median(measured_speeds) / median(speeds[1]),
             "share_waiting_for_others": median(waits[ranks]),
         }
-        for ranks, found in speeds.items()
+        for ranks, measured_speeds in speeds.items()
     ]
 
 
 def _checked(status: int) -> None:
     if status:
-        raise TrainingError(f"stratarec ended with status {status}; its error stands above")
+        raise TrainingError(f"stratarec ended with status {status}; see its error above")
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Unshaped, at 1 Gbit/s, scaling."""
+    """Measure without traffic shaping, at 1 Gbit/s, and scaling."""
     cap, batch, rounds, steps = (20_000, 512, 3, 2) if quick else (200_000, 2048, 6, 4)
     shape = Shape(sizes=[min(rows, cap) for rows in CRITEO_ROWS], width=64, batch=batch)
-    with Hosts(2, MBIT):  # says at once what is missing
+    with Hosts(2, MBIT):  # fail early if hosts cannot be emulated
         pass
     here = measured(shape, rounds, steps, None)
     with Hosts(2, MBIT) as hosts:
         apart = measured(shape, rounds, max(steps // 2, 1), hosts)
-    rows = [{"network": network, **row} for network, found in (("unshaped", here), ("1 Gbit/s", apart))
-            for row in found]  # fmt: skip
+    rows = [{"network": network, **row} for network, results in (("unshaped", here), ("1 Gbit/s", apart))
+            for row in results]  # fmt: skip
     whole = scaling(quick)
     one, gbit = ratios(here), ratios(apart)
     wire = {row["contender"]: row["wire_mb_a_step"] for row in apart}

@@ -1,6 +1,6 @@
-"""One rank of the benchmark `exchange`, started by torchrun: the gate, then all contenders in alternation.
+"""One rank of the benchmark `exchange`, started by torchrun: checks correctness, then times all contenders.
 
-Rank 0 writes what was measured. On emulated hosts the bytes that pass the wire are read from its interface.
+Rank 0 writes the results. On emulated hosts, the bytes on the wire are read from the host's interface.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from benchmarks.__main__ import give_everyone_good_memory
 
 
 def wire_bytes() -> int:
-    """Bytes that this host has sent on its wire so far; 0 where it has none of its own."""
+    """Return the bytes that this host has sent so far, or 0 without an emulated interface."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     counter = Path(f"/sys/class/net/{name}/statistics/tx_bytes")
     return int(counter.read_text()) if name != "lo" and counter.exists() else 0
 
 
 class Bench:
-    """Every contender with its tables, and steps that they take in turn."""
+    """All contenders with their tables, and their steps."""
 
     def __init__(self, mesh: Any, makes: Any, shape: Any, batches: int = 4) -> None:
         from benchmarks.sharded import Theirs, batch_of, gradients_of
 
         self.mesh = mesh
         self._batches = [batch_of(shape, 1000 * mesh.rank + number) for number in range(batches)]
-        given = gradients_of(shape, mesh.rank)
+        gradients = gradients_of(shape, mesh.rank)
         self.steps: dict[str, Callable[[int], object]] = {}
-        self.made = {}
+        self.contenders = {}
         for name, make in makes.items():
-            self.made[name] = each = make(shape)
+            self.contenders[name] = each = make(shape)
             if isinstance(each, Theirs):
                 each.learn_order(self._batches[0])
-            self.steps[name] = self._step(each, each.gradient(given))
+            self.steps[name] = self._step(each, each.gradient(gradients))
 
     def _step(self, each: Any, gradient: Any) -> Callable[[int], object]:
         return lambda number: each.step(self._batches[number % len(self._batches)], gradient)
@@ -50,7 +50,7 @@ class Bench:
         self.mesh.rows.agree(None)
 
     def stretch(self, name: str, first: int, steps: int) -> tuple[float, int]:
-        """Seconds of a step until the last rank has made it, and bytes of a step on this host's wire."""
+        """Return seconds per step, until the slowest rank is done, and bytes per step on this host's wire."""
         self.together()
         sent, began = wire_bytes(), time.perf_counter()
         for number in range(first, first + steps):
@@ -59,31 +59,31 @@ class Bench:
         return (time.perf_counter() - began) / steps, (wire_bytes() - sent) // steps
 
     def alternate(self, rounds: int, steps: int, warmup: int = 1) -> dict[str, dict[str, list[float]]]:
-        """Of every contender the seconds, and the bytes between hosts, of a step, round by round."""
-        found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "wire_bytes": []} for name in self.steps}
+        """Return seconds and bytes between hosts of a step, for each contender and round."""
+        measured: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "wire_bytes": []} for name in self.steps}
         for round_ in range(-warmup, rounds):
             for name in list(self.steps) if round_ % 2 else list(reversed(self.steps)):
                 seconds, sent = self.stretch(name, round_ + warmup, steps)
-                # The first rank of a host speaks for its wire.
-                speaks = int(os.environ["LOCAL_RANK"]) == 0
-                all_hosts = sum(part for (part,) in self.mesh.rows.gather_ints([sent if speaks else 0]))
+                # The first rank of a host counts the bytes of the host.
+                is_counted = int(os.environ["LOCAL_RANK"]) == 0
+                all_hosts = sum(part for (part,) in self.mesh.rows.gather_ints([sent if is_counted else 0]))
                 if round_ >= 0:
-                    found[name]["seconds"].append(seconds)
-                    found[name]["wire_bytes"].append(all_hosts)
-        return found
+                    measured[name]["seconds"].append(seconds)
+                    measured[name]["wire_bytes"].append(all_hosts)
+        return measured
 
 
 def figures(bench: Bench, rounds: int, steps: int) -> list[dict[str, Any]]:
-    """A line for each contender."""
+    """Return a row with the medians of each contender."""
     rows = []
-    for name, found in bench.alternate(rounds, steps).items():
-        ordered = sorted(found["seconds"])
+    for name, measured in bench.alternate(rounds, steps).items():
+        ordered = sorted(measured["seconds"])
         rows.append({
             "contender": name,
             "step_ms": 1e3 * median(ordered),
             "low_ms": 1e3 * ordered[len(ordered) // 4],
             "high_ms": 1e3 * ordered[(3 * len(ordered)) // 4],
-            "wire_mb_a_step": median(found["wire_bytes"]) / 1e6,
+            "wire_mb_a_step": median(measured["wire_bytes"]) / 1e6,
         })  # fmt: skip
     return rows
 

@@ -1,9 +1,9 @@
 """The first minute of a new user: seconds of `init`, `prepare`, `train` and `predict` on a click log of 50,000 rows.
 
-Every command is a process of its own, as a shell starts it. The first time, Numba's cache on disk is empty, as after
+Each command runs in its own process, as from a shell. The first time, Numba's cache on disk is empty, as after
 the package was installed, so kernels are compiled. The second time, all commands run again in another directory, with
-the kernels of the first time. Files are in the page cache both times. The package has Python's bytecode, as after
-`pip install`, also where the environment disables writing it. `processor` is the time of all threads, which
+the kernels of the first time. Files are in the page cache both times. The package is compiled to bytecode, as after
+`pip install`, even if the environment disables writing bytecode. `processor` is the time of all threads, which
 other work on the machine changes less than the clock.
 
 Gate: the scores of `predict` are one finite probability for each row, and order clicks better than chance.
@@ -41,12 +41,12 @@ LIMITS = {
     "init_first": 1.5, "prepare_first": 2.5, "train_first": 18.0, "predict_first": 2.5,
     "init_second": 1.5, "prepare_second": 2.5, "train_second": 9.0, "predict_second": 2.5,
 }  # fmt: skip
-"""Seconds, at most."""
+"""Upper limits in seconds."""
 _LEAST_AUC = 0.6
 
 
 def write_log(path: Path, rows: int) -> None:
-    """Two weeks of impressions: time, seven columns of users and items, the place on the page, and the click."""
+    """Write two weeks of impressions: time, seven columns of users and items, the place on the page, and the click."""
     draw = np.random.default_rng(1)
 
     def popular(values: int, power: float) -> NDArray[np.int64]:
@@ -75,7 +75,7 @@ def write_log(path: Path, rows: int) -> None:
 
 
 def commands(folder: Path, rows: int, cache: Path) -> dict[str, float]:
-    """Run all commands in an empty `folder`; return the seconds of each by the clock and of the processor."""
+    """Run all commands in an empty `folder`; return the clock and processor seconds of each."""
     write_log(folder / "clicks.csv", rows)
     seconds = {}
     for name, words in COMMANDS.items():
@@ -92,7 +92,7 @@ def commands(folder: Path, rows: int, cache: Path) -> dict[str, float]:
 
 
 def gate(folder: Path, rows: int) -> float:
-    """Return the AUC of the scores over the whole log, if they are right."""
+    """Check the scores and return their AUC over the whole log."""
     label = pl.read_csv(folder / "clicks.csv")["click"].to_numpy().astype(np.float32)
     scores = pl.read_csv(folder / "scores.csv").to_series(-1).to_numpy()
     if len(scores) != rows or not ((scores > 0) & (scores < 1)).all():
@@ -104,7 +104,7 @@ def gate(folder: Path, rows: int) -> float:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Run the commands in some fresh directories, each twice."""
+    """Run all commands twice in each of several fresh directories."""
     rows, samples = QUICK_ROWS if quick else ROWS, []
     compileall.compile_dir(stratarec.__path__[0], quiet=2)
     for number in range(1 if quick else RUNS):

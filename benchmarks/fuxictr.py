@@ -1,9 +1,9 @@
-"""FuxiCTR as a peer of `quality`: its own code, trained by its own interpreter on the same files, one thread each.
+"""FuxiCTR as a peer of `quality`: its own code and interpreter, trained on the same files with one thread.
 
-It is there where ``STRATAREC_FUXICTR`` is a checkout of its repository, whose model zoo is not in its package, and
-``STRATAREC_FUXICTR_PYTHON`` an interpreter that has its dependencies (``pip install fuxictr "polars<2"
-keras_preprocessing``). Both sides are compared by seconds of the processor: nothing waits for anything but the
-processor, so on an idle machine they are the seconds of the clock, and on another other work does not count.
+Set ``STRATAREC_FUXICTR`` to a checkout of its repository (its package lacks the model zoo), and
+``STRATAREC_FUXICTR_PYTHON`` to an interpreter with its dependencies (``pip install fuxictr "polars<2"
+keras_preprocessing``). Both sides are compared by processor seconds. These equal clock seconds on an idle machine,
+because no side waits for anything else, and exclude other work on a busy one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def installed() -> tuple[str, str]:
-    """Interpreter and checkout; `PeerMissing` where they are not told."""
+    """Return the interpreter and the checkout, or raise `PeerMissing` if they are not configured."""
     python, checkout = (os.environ.get(name, "") for name in ("STRATAREC_FUXICTR_PYTHON", "STRATAREC_FUXICTR"))
     if not (Path(python).is_file() and (Path(checkout) / "model_zoo").is_dir()):
         raise PeerMissing(
@@ -68,9 +68,9 @@ def installed() -> tuple[str, str]:
 def trained(
     name: str, decay: float, seed: int, files: Mapping[str, Path], *, threads: int, epochs: int, path: Path
 ) -> dict[str, Any]:
-    """What a run gave, as `quality.one` tells it; kept at `path`, and taken from there."""
+    """Train FuxiCTR and return results in the format of `quality.one`; results are stored at `path` and reused."""
     model, params = MODELS[name]
-    # Its FM has one for all weights, which are rows.
+    # FuxiCTR's FM has one regularizer, as all its weights are embedding rows.
     deep = {"embedding_regularizer": decay, "net_regularizer": 0}
     regularizer = {"regularizer": decay} if name == "fm" else deep
     columns = ["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city"]
@@ -85,26 +85,26 @@ def trained(
 def _trained(job: Mapping[str, Any], threads: int) -> dict[str, Any]:
     python, checkout = installed()
     with tempfile.TemporaryDirectory() as folder:
-        given, out = Path(folder) / "job.json", Path(folder) / "out.json"
-        given.write_text(json.dumps({**job, "checkout": checkout}))
+        job_file, out = Path(folder) / "job.json", Path(folder) / "out.json"
+        job_file.write_text(json.dumps({**job, "checkout": checkout}))
         script = Path(__file__).with_name("fuxictr_run.py")
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": checkout}
-        command = [python, str(script), str(given), str(out)]
+        command = [python, str(script), str(job_file), str(out)]
         done = subprocess.run(command, check=False, env=environment, stdout=subprocess.DEVNULL)
         if done.returncode:
-            raise TrainingError(f"FuxiCTR's {job['model']} ended with status {done.returncode}; its error stands above")
-        found: dict[str, Any] = json.loads(out.read_text())
-    return found
+            raise TrainingError(f"FuxiCTR's {job['model']} ended with status {done.returncode}; see its error above")
+        result: dict[str, Any] = json.loads(out.read_text())
+    return result
 
 
 def best(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of its evaluations, by AUC."""
-    found: Mapping[str, Any] = max(run["evaluations"], key=lambda each: each["auc"])
-    return found
+    """Return the evaluation of `run` with the highest AUC."""
+    evaluation: Mapping[str, Any] = max(run["evaluations"], key=lambda each: each["auc"])
+    return evaluation
 
 
 def ratio(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
-    """Their processor seconds to their best validation AUC over ours until we first reach it; 0 where we never do."""
+    """Return their processor seconds to their best validation AUC over ours to reach it, or 0 if we never do."""
     goal = best(theirs)
     for each in ours["evaluations"]:
         if each["auc"] >= goal["auc"]:
@@ -113,13 +113,13 @@ def ratio(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
 
 
 def _epoch(run: Mapping[str, Any]) -> float:
-    """Processor seconds between evaluations: start-up and compilation are before the first."""
+    """Return the median processor seconds between evaluations, which excludes start-up and compilation."""
     times = [each["processor_seconds"] for each in run["evaluations"]]
     return median(late - early for early, late in pairwise(times))
 
 
 def metrics(name: str, ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Of one model; ratios are over all pairs of a run of ours and one of theirs."""
+    """Return the metrics of one model; ratios are over all pairs of runs."""
     pairs = [ratio(one, other) for one in ours for other in theirs]
     return {
         f"auc_fuxictr_{name}": mean(run["auc"] for run in theirs),

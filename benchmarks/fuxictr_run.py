@@ -1,7 +1,7 @@
 """One training of FuxiCTR, by FuxiCTR's own interpreter: ``PYTHON fuxictr_run.py JOB.json OUT.json``.
 
-Does what its ``run_expid.py`` does, and notes when each evaluation was over. A job has ``checkout``, ``model``,
-``threads``, ``files`` (Parquet), ``columns`` and ``params``. Imports nothing of StrataRec.
+The script does the work of FuxiCTR's ``run_expid.py`` and records the time of each evaluation. A job has ``checkout``,
+``model``, ``threads``, ``files`` (Parquet), ``columns`` and ``params``. The script imports nothing of StrataRec.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def settings(job, folder):
-    """The parameters of a run, all its files in `folder`."""
+    """Return the parameters of a run whose files are all in `folder`."""
     import polars
 
     paths = {}
@@ -27,7 +27,7 @@ def settings(job, folder):
         "feature_cols": [column], "label_col": {"name": "label", "dtype": "float"}, "min_categr_count": 1,
         "model": job["model"], "model_id": "run", "model_root": str(folder), "task": "binary_classification",
         "loss": "binary_crossentropy", "optimizer": "adam", "metrics": ["AUC", "logloss"],
-        # Of both, so that log loss is told too; by AUC alone.
+        # Both metrics are evaluated, but only AUC selects the best epoch.
         "monitor": {"AUC": 1, "logloss": 0}, "monitor_mode": "max", "early_stop_patience": 2, "save_best_only": True,
         "shuffle": True, "num_workers": 0, "verbose": 0, "gpu": -1, "eval_steps": None, "group_id": None,
         "use_features": None, "feature_specs": None, "feature_config": None, "pickle_feature_encoder": False,
@@ -35,27 +35,27 @@ def settings(job, folder):
     }  # fmt: skip
 
 
-def noting(kind):
-    """A model class that writes down what its evaluations give."""
+def recording(kind):
+    """Return a subclass of the model `kind` that records its evaluations."""
 
-    class Noting(kind):
+    class Recording(kind):
         def fit(self, *args, **kwargs):
-            self.noted, self.began = [], (time.perf_counter(), time.process_time())
+            self.evaluations, self.began = [], (time.perf_counter(), time.process_time())
             super().fit(*args, **kwargs)
 
         def checkpoint_and_earlystop(self, logs, *args, **kwargs):
             seconds, processor = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
-            self.noted.append({
+            self.evaluations.append({
                 "step": self._total_steps, "auc": float(logs["AUC"]), "log_loss": float(logs["logloss"]),
                 "seconds": seconds, "processor_seconds": processor,
             })  # fmt: skip
             super().checkpoint_and_earlystop(logs, *args, **kwargs)
 
-    return Noting
+    return Recording
 
 
 def train(job, folder):
-    """Test metrics and evaluations."""
+    """Return the test metrics and the evaluations."""
     zoo = Path(job["checkout"]) / "model_zoo" / job["model"]
     torch_zoo = zoo / f"{job['model']}_torch"
     sys.path[:0] = [job["checkout"], str(torch_zoo if torch_zoo.is_dir() else zoo)]
@@ -72,11 +72,11 @@ def train(job, folder):
     params |= dict(zip(("train_data", "valid_data", "test_data"), files, strict=True))
     features = FeatureMap("log", str(folder / "log"))
     features.load(str(folder / "log" / "feature_map.json"), params)
-    model = noting(getattr(importlib.import_module("src"), job["model"]))(features, **params)
+    model = recording(getattr(importlib.import_module("src"), job["model"]))(features, **params)
     training, validation = RankDataLoader(features, stage="train", **params).make_iterator()
     model.fit(training, validation_data=validation, **params)
-    found = model.evaluate(RankDataLoader(features, stage="test", **params).make_iterator())
-    return {"auc": float(found["AUC"]), "log_loss": float(found["logloss"]), "evaluations": model.noted}
+    metrics = model.evaluate(RankDataLoader(features, stage="test", **params).make_iterator())
+    return {"auc": float(metrics["AUC"]), "log_loss": float(metrics["logloss"]), "evaluations": model.evaluations}
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""A click log's last day, three seeds: ours, TorchRec, LightGBM, logistic regression and popularity.
+"""Test AUC on the last day of a click log: this library, TorchRec, LightGBM, logistic regression and popularity.
 
-All train on the same number of samples of the same days, drawn by the seed, with the features of the recipe ``globo``:
-17 numbers that are counted before each click, ids, contexts, and the last 50 articles. Ours are the recipe, and what
-was best by validation (`BEST`; `docs/log.md` says what was tried). TorchRec's is its own DLRM by the recipe, with the
-better of two rates, from the same first weights, with FBGEMM's exact row-wise Adagrad; it has no batch normalization.
-Trees have target encodings and counts of what is categorical (`benchmarks.trees`), of a history those of its last
-article, or the numbers alone: by validation. The logistic regression is that of `clicks`, with settings that validation
-chose there. The test day chooses nothing.
+All contenders train on the same number of samples of the same days, drawn by seed (three seeds), with the features of
+the recipe ``globo``: 17 counts of earlier clicks, ids, contexts, and the last 50 articles. StrataRec is measured with
+the recipe and with the settings that validation preferred (`BEST`; see `docs/log.md`). TorchRec is its own DLRM with
+the recipe's settings and the better of two rates; it starts from the same weights, uses FBGEMM's exact row-wise Adagrad
+and has no batch normalization. Trees use target encodings and counts of categorical features (`benchmarks.trees`; of a
+history, those of its last article), or only the numbers, as validation chooses. The logistic regression is that of
+`clicks`, with the settings that validation chose there. No setting is chosen on the test day.
 
-The prediction over the rate of clicks on the test day is given without a correction, and with those of
-``train.calibration``, fitted on the validation day. Then the recipe's best with int8 and int4 rows behind a cache.
+Calibration on the test day is reported without a correction, and with each kind of ``train.calibration``, fitted on the
+validation day. The best settings are also measured with int8 and int4 rows and a cache.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from stratarec.training.trainer import Trainer
 SAMPLES, QUICK_SAMPLES, SEEDS = 2_500_000, 20_000, 3
 BATCH = 1024
 BEST = ("model.batch_norm=true", "train.dense.learning_rate=0.005")
-"""What was best by validation, beside the recipe's fields."""
+"""Changes to the recipe with the best validation AUC."""
 ADAM = (*BEST, "model.dropout=0.1", "train.embedding.kind=adam", "train.embedding.learning_rate=0.001")
-"""Low precision is looked at with full Adam on rows and dropout."""
+"""Changes for low precision: full Adam on rows, and dropout."""
 LOGISTIC = (0.01, 0.0)
 TORCHREC_RATES = (0.002, 0.005)
-"""Of the network: the recipe's, and that of `BEST`."""
-# Target encodings of articles that come and go say more about the training days than about later ones.
+"""Learning rates of the network: the recipe's, and that of `BEST`."""
+# Articles change from day to day, so their target encodings may overfit the training days.
 TREES = (trees.GRID[1], {**trees.GRID[1], "encoded": False})
 FIGURES = ("auc", "log_loss", "calibration")
 CORRECTIONS = ("platt", "isotonic")
@@ -66,7 +66,7 @@ class Log:
     Parameters
     ----------
     samples : int
-        To train on; 0 for all.
+        Number of training samples; 0 for all.
     """
 
     def __init__(self, samples: int, threads: int, *, quick: bool) -> None:
@@ -76,7 +76,7 @@ class Log:
         self.steps = -(-self.samples // BATCH)
 
     def recipe(self, seed: int, *changes: str) -> Recipe:
-        """One pass over the samples, schedules as long as it is."""
+        """Return a recipe of one pass over the samples, with schedules of that length."""
         steps = [
             f"train.batch_size={BATCH}", f"train.max_steps={self.steps}", f"train.eval_every={self.steps}",
             f"train.dense.schedule.total_steps={self.steps}", f"train.embedding.schedule.total_steps={self.steps}",
@@ -85,7 +85,7 @@ class Log:
         return recipe("globo", "auto", *steps, *fixed, *changes)
 
     def scored(self, model: Logits, split: str) -> ScoredSamples:
-        """What anything that scores expanded batches says of a split."""
+        """Score a split with a model that takes expanded batches."""
         loader = Loader(self.dataset, split, LoaderConfig(batch_size=8192, shuffle=False, expand=True))
         with torch.no_grad():
             parts = [
@@ -96,43 +96,43 @@ class Log:
         return ScoredSamples(label, logit, np.empty(0, np.int64), np.empty(0, np.float32))
 
 
-def judged(found: dict[str, ScoredSamples], seconds: float) -> Row:
-    """Figures of the test day, without a correction and with each that validation fits."""
-    row: Row = {"seconds": seconds, "auc_valid": _figures(found["valid"])["auc"], **_figures(found["test"])}
-    row["calibration_valid"] = _figures(found["valid"])["calibration"]
+def judged(samples_of: dict[str, ScoredSamples], seconds: float) -> Row:
+    """Return the metrics of the test day, without a correction and with each correction fitted on validation."""
+    row: Row = {"seconds": seconds, "auc_valid": _figures(samples_of["valid"])["auc"], **_figures(samples_of["test"])}
+    row["calibration_valid"] = _figures(samples_of["valid"])["calibration"]
     for kind in CORRECTIONS:
-        corrected = _figures(corrected_by(fit(kind, found["valid"]), found["test"]))  # type: ignore[arg-type]
+        corrected = _figures(corrected_by(fit(kind, samples_of["valid"]), samples_of["test"]))  # type: ignore[arg-type]
         row |= {f"{name}_{kind}": corrected[name] for name in FIGURES}
     return row
 
 
-def _figures(found: ScoredSamples) -> dict[str, float]:
-    metrics = evaluate_logits(found.label, found.logit)
+def _figures(samples: ScoredSamples) -> dict[str, float]:
+    metrics = evaluate_logits(samples.label, samples.logit)
     return {name: metrics[name] for name in FIGURES}
 
 
 def ours(log: Log, seed: int, changes: Sequence[str]) -> Row:
-    """A run of the recipe with some changes; its tables are open for what is fitted afterwards."""
+    """Train the recipe with some changes and return its metrics."""
     trainer = Trainer(log.recipe(seed, *changes), log.dataset)
     try:
         began = time.perf_counter()
         for batch in islice(trainer.loader.epoch(0), log.steps):
             trainer.loop.step(batch)
         seconds = time.perf_counter() - began
-        found = {
+        scored = {
             split: score_split(trainer.model, log.dataset, split, precision="float32", progress=SilentProgress())
             for split in ("valid", "test")
         }
     finally:
         trainer.model.embeddings.close()
-    return judged(found, seconds)
+    return judged(scored, seconds)
 
 
 def torchrec(log: Log, seed: int) -> Row:
-    """TorchRec's own DLRM on the batches of the recipe; the first seed's validation chooses its rate."""
+    """Train TorchRec's own DLRM on the batches of the recipe; validation of the first seed chooses its rate."""
     rates = TORCHREC_RATES if seed == 1 else [contend(log, "torchrec", 1)["rate"]]
-    found = [{**_torchrec(log, seed, rate), "rate": rate} for rate in rates]
-    return max(found, key=lambda row: row["auc_valid"])
+    rows = [{**_torchrec(log, seed, rate), "rate": rate} for rate in rates]
+    return max(rows, key=lambda row: row["auc_valid"])
 
 
 def _torchrec(log: Log, seed: int, rate: float) -> Row:
@@ -144,7 +144,7 @@ def _torchrec(log: Log, seed: int, rate: float) -> Row:
 
 
 def logistic(log: Log, seed: int) -> Row:
-    """A logistic regression on the same batches."""
+    """Train a logistic regression on the same batches."""
     trainer = Trainer(log.recipe(seed, "train.deduplicate=false"), log.dataset)
     return _trained(log, trainer, Logistic(log.dataset, trainer.config.dense.schedule, *LOGISTIC))
 
@@ -158,7 +158,7 @@ def _trained(log: Log, trainer: Trainer, side: TorchRecSide | Logistic) -> Row:
 
 
 def lightgbm(log: Log, seed: int) -> Row:
-    """Trees on numbers and target encodings of as many samples; the first seed's validation chooses their settings."""
+    """Fit trees to numbers and target encodings of as many samples; the first seed's validation chooses settings."""
     grid = TREES if seed == 1 else [contend(log, "lightgbm", 1)["settings"]]
     dataset = log.dataset
     splits = {"train": trees.read(dataset, "train", log.samples, seed)}
@@ -166,17 +166,17 @@ def lightgbm(log: Log, seed: int) -> Row:
     rows = [dataset.vocabularies[feature.vocabulary].rows for feature in dataset.schema.sparse]
     grown = trees.grow(splits, rows, seed=seed, threads=log.threads, quick=log.quick, grid=grid)
     none = np.empty(0, np.int64), np.empty(0, np.float32)
-    found = {
+    scored = {
         split: ScoredSamples(splits[split].label, getattr(grown, split).astype(np.float32), *none)
         for split in ("valid", "test")
     }
-    return {**judged(found, grown.seconds), "trees": grown.trees, "settings": grown.settings}
+    return {**judged(scored, grown.seconds), "trees": grown.trees, "settings": grown.settings}
 
 
 def popularity(log: Log, seed: int) -> Row:
-    """Clicks of the article in the hour before: it orders samples and is no probability."""
-    place = [feature.name for feature in log.dataset.schema.dense].index("popularity")
-    row = judged({split: log.scored(lambda batch: batch.dense[:, place], split) for split in ("valid", "test")}, 0.0)
+    """Score by the clicks of the article in the previous hour, which orders samples but is not a probability."""
+    position = [feature.name for feature in log.dataset.schema.dense].index("popularity")
+    row = judged({split: log.scored(lambda batch: batch.dense[:, position], split) for split in ("valid", "test")}, 0.0)
     return {"auc": row["auc"], "auc_valid": row["auc_valid"]}
 
 
@@ -192,13 +192,13 @@ CHANGES: dict[str, Sequence[str]] = {
         for kind, share in SHARES.items()
     },
 }  # fmt: skip
-"""Contenders that are ours -> what they change in the recipe."""
+"""Contenders of this library -> their changes to the recipe."""
 PEERS = {"torchrec": torchrec, "lightgbm": lightgbm, "logistic": logistic, "popularity": popularity}
 DEFAULT = (*PEERS, *CHANGES)
 
 
 def contend(log: Log, name: str, seed: int) -> Row:
-    """What a contender found, or had found before."""
+    """Measure a contender, or return the stored result of an earlier measurement."""
     about = {"recipe": log.recipe(seed).to_dict(), "data": log.dataset.fingerprint, "changes": CHANGES.get(name)}
     about |= {"grid": TREES, "fixed": trees.FIXED} if name == "lightgbm" else {}
     about |= {"rates": TORCHREC_RATES} if name == "torchrec" else {}
@@ -207,18 +207,18 @@ def contend(log: Log, name: str, seed: int) -> Row:
         with torch_settings(threads=log.threads, seed=seed):
             return PEERS[name](log, seed) if name in PEERS else ours(log, seed, CHANGES[name])
 
-    found = kept(FOLDER / "globo" / f"{name}-{seed}{'-quick' if log.quick else ''}.json", about, make)
-    print(f"{name}, seed {seed}: AUC {found['auc']:.5f}", file=sys.stderr, flush=True)
-    return {"model": name, "seed": seed, **found}
+    row = kept(FOLDER / "globo" / f"{name}-{seed}{'-quick' if log.quick else ''}.json", about, make)
+    print(f"{name}, seed {seed}: AUC {row['auc']:.5f}", file=sys.stderr, flush=True)
+    return {"model": name, "seed": seed, **row}
 
 
 def run(
     quick: bool, models: Sequence[str] = DEFAULT, samples: Sequence[int] = (SAMPLES,), seeds: int = SEEDS,
     threads: int = 1,
 ) -> dict[str, Any]:  # fmt: skip
-    """Every contender and seed; `quick` has one seed of few samples and batches."""
+    """Measure every contender and seed; `quick` uses one seed with few samples and batches."""
     if other := [name for name in models if name not in DEFAULT]:
-        raise ConfigError(f"globo has no {other[0]!r}; there are {', '.join(DEFAULT)}")
+        raise ConfigError(f"--models: unknown contender {other[0]!r}; choose from {', '.join(DEFAULT)}")
     for peer in ("lightgbm", "torchrec"):
         if peer in models:
             import_peer(peer)
@@ -237,23 +237,23 @@ def run(
 
 
 def compared(rows: Sequence[Row]) -> dict[str, float]:
-    """Means over seeds of every contender, and differences of those that are there."""
-    found: dict[str, float] = {}
+    """Return means over seeds of every contender, and the differences between contenders."""
+    metrics: dict[str, float] = {}
     for name in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == name]
-        found |= {f"{figure}_{name}": mean(row[figure] for row in mine) for figure in FIGURES if figure in mine[0]}
+        metrics |= {f"{figure}_{name}": mean(row[figure] for row in mine) for figure in FIGURES if figure in mine[0]}
         if name in ("best", "recipe"):
             wanted = [f"{figure}_{kind}" for kind in CORRECTIONS for figure in ("calibration", "log_loss")]
-            found |= {f"{figure}_{name}": mean(row[figure] for row in mine) for figure in wanted}
-    peers = [name for name in PEERS if f"auc_{name}" in found]
-    if "auc_best" in found and peers:
-        found["auc_delta_peers"] = found["auc_best"] - max(found[f"auc_{name}"] for name in peers)
+            metrics |= {f"{figure}_{name}": mean(row[figure] for row in mine) for figure in wanted}
+    peers = [name for name in PEERS if f"auc_{name}" in metrics]
+    if "auc_best" in metrics and peers:
+        metrics["auc_delta_peers"] = metrics["auc_best"] - max(metrics[f"auc_{name}"] for name in peers)
     for kind in SHARES:
-        if "auc_adam" in found and f"auc_{kind}" in found:
-            found[f"auc_delta_{kind}_globo"] = found[f"auc_{kind}"] - found["auc_adam"]
-    return found
+        if "auc_adam" in metrics and f"auc_{kind}" in metrics:
+            metrics[f"auc_delta_{kind}_globo"] = metrics[f"auc_{kind}"] - metrics["auc_adam"]
+    return metrics
 
 
 def _shown(row: Row) -> Row:
-    """What a table has room for."""
+    """Return the columns that fit into a printed table."""
     return {name: row.get(name) for name in ("model", "seed", "auc", "log_loss", "calibration", "seconds")}

@@ -1,20 +1,19 @@
 """How cost grows: seconds and bytes per unit as a log, its tables, its features or its batches grow.
 
-Every cell is a process of its own, so that its peak of memory is its own. All data are generated; no log is read.
-Seconds are of the processor, of all threads, which other work on the machine changes less than the clock; of `workers`
-they are by the clock.
+Each cell runs in its own process, which makes its peak memory comparable. All data are generated. Seconds are processor
+time of all threads, which other work on the machine changes less than the clock; only `workers` uses the clock.
 
-- `log`: `prepare` of clicks of Globo's shape (2.6 million clicks on 46,000 articles in 16 days; longer logs have more
-  days and users), a click.
-- `workers`: `prepare` of such clicks in Parquet files, plain (sizes -1 and -2: on so many cores) and by `--ray` with
+- `log`: `prepare` of clicks of Globo's shape, per click. Globo has 2.6 million clicks on 46,000 articles in 16 days;
+  longer logs have more days and users.
+- `workers`: `prepare` of such clicks in Parquet files, plain (sizes -1 and -2: on 1 and 2 cores) and by `--ray` with
   workers of one core each. `ray_overhead_N` is Ray's seconds over those of plain `prepare` on as many cores, less 1.
-- `tables`: training of ten hashed features with R rows in all, in a log on disk. Samples and the rows they touch are
-  the same, so growth is what rows cost that are never touched. `step_ms` is of the second epoch.
-- `features`: training of F features, a quarter of them numbers, a feature.
-- `batch`: training of a DLRM on a log of Criteo's shape, a sample.
+- `tables`: training of ten hashed features with R rows in total, in a log on disk. The samples and the rows they touch
+  stay the same, so growth is the cost of rows that are never touched. `step_ms` is measured in the second epoch.
+- `features`: training of F features, a quarter of them numbers, per feature.
+- `batch`: training of a DLRM on a log of Criteo's shape, per sample.
 
-`growth_*` is the largest cost over the least at a smaller size: at most 1.15 is flat. A cost of a unit falls where a
-start, or a step, is shared by more units.
+`growth_*` is the largest cost over the smallest cost at a smaller size; at most 1.15 counts as flat. The cost of a unit
+falls when more units share a start or a step.
 """
 
 from __future__ import annotations
@@ -59,13 +58,13 @@ COSTS: dict[str, tuple[tuple[str, ...], bool]] = {
     "features": (("prepare_seconds", "start_seconds", "step_ms", "report_seconds"), True),
     "batch": (("step_ms",), True),
 }
-"""Part -> its costs, and whether these are divided by the size."""
+"""Part -> names of its costs, and whether they are divided by the size."""
 
 
 def write_clicks(path: Path, times: float, first: int = 0) -> None:
     """Write `times` the clicks of Globo's log in order of time: articles are new each day, and popular for about a day.
 
-    They begin ``16 * first`` days later than those of `first` 0, and are of other users.
+    Clicks of `first` N start ``16 * N`` days later than those of `first` 0 and belong to other users.
     """
     draw, count, days = np.random.default_rng(1 + first), int(CLICKS * times), DAYS * times
     sessions, users = max(int(count / 2.86), 1), max(int(count / 8.6), 1)
@@ -88,9 +87,9 @@ def write_clicks(path: Path, times: float, first: int = 0) -> None:
 
 
 def log(times: float, work: Path, quick: bool) -> Row:
-    """Prepare a log of `times` the clicks of Globo's by Globo's recipe."""
+    """Prepare a log of `times` the clicks of Globo with the recipe `globo`."""
     parts = [(work / f"log-{first:02d}.parquet", min(times, 1), first) for first in range(max(int(times), 1))]
-    with get_context("spawn").Pool(1) as other:  # whose peak of memory is not that of `prepare`
+    with get_context("spawn").Pool(1) as other:  # keeps its memory out of the peak of `prepare`
         other.starmap(write_clicks, parts)
     content = read_content(ROOT / "src" / "stratarec" / "recipes" / "globo.yaml")
     fields: Row = {"data.source.paths": [str(work / "log-*.parquet")], "data.path": str(work / "data")}
@@ -118,7 +117,7 @@ def workers(count: float, work: Path, quick: bool) -> Row:
     (work / "w.json").write_text(json.dumps(recipe))
     command = [sys.executable, "-m", "stratarec", "prepare", "-q", str(work / "w.json")]
     cores = set(sorted(os.sched_getaffinity(0))[: int(abs(count))])
-    os.sched_setaffinity(0, cores)  # of this process and those that it starts
+    os.sched_setaffinity(0, cores)  # child processes inherit the affinity
     with _cluster(int(count)) if count > 0 else nullcontext({}) as environment:
         began = time.perf_counter()
         ray = ["--ray", "auto"] if count > 0 else []
@@ -134,7 +133,7 @@ def _cluster(count: int) -> Iterator[dict[str, str]]:
         f"dict(num_cpus={count}, include_dashboard=False)); print(head.address, flush=True); sys.stdin.read(); "
         "head.shutdown()"
     )
-    with tempfile.TemporaryDirectory(prefix="sr-", dir="/tmp") as folder:  # paths of sockets are short
+    with tempfile.TemporaryDirectory(prefix="sr-", dir="/tmp") as folder:  # paths of sockets must be short
         variables = {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
         with subprocess.Popen(
             [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -147,7 +146,7 @@ def _cluster(count: int) -> Iterator[dict[str, str]]:
 
 
 class Clock(SilentProgress):
-    """Seconds at which tasks began and ended."""
+    """Processor time at which tasks start and end."""
 
     def __init__(self) -> None:
         self.began, self.ended, self.steps = dict[str, float](), dict[str, float](), list[float]()
@@ -164,7 +163,7 @@ class Clock(SilentProgress):
 
 
 def trained(work: Path, source: Row, model: Row, train: Row, more: Row | None = None) -> Row:
-    """Prepare and train; return the seconds of each part, and of a step after half of the steps."""
+    """Prepare and train; return the seconds of each part. `step_ms` is measured over the second half of the steps."""
     always = {"run": str(work / "run"), "curves": [], "threads": 1, "epochs": EPOCHS}
     data = {"path": str(work / "data"), "source": source}
     content = {"name": "g", "data": data, "model": model, "train": {**always, "checkpoint": {"every_minutes": 0}}}
@@ -196,12 +195,12 @@ def _columns(work: Path, features: int, dense: int, samples: int, values: int) -
 
 
 def tables(rows: float, work: Path, quick: bool) -> Row:
-    """Train ten hashed features of `rows` rows in all, whose homes are in a log."""
+    """Train ten hashed features of `rows` rows in total, whose homes are in a log."""
     source = _columns(work, 10, 0, 4_000 if quick else 100_000, 50_000)
     more = {
         "data.vocabulary.kind": "hash", "data.vocabulary.buckets": int(rows) // 10, "memory.precision": "int4",
         "memory.block.path": str(work / "rows"), "memory.cache.fraction": 1e5 / rows,
-        # The locations of all rows and 100,000 slots: too little for homes in DRAM.
+        # Enough for the locations of all rows and 100,000 slots, but too little for homes in DRAM.
         "memory.dram": int(4.5 * rows) + (16 << 20),
     }  # fmt: skip
     return trained(work, source, {"kind": "fm", "embedding_dim": 16}, {"batch_size": 512, "report": False}, more)
@@ -227,7 +226,7 @@ PARTS: dict[str, Callable[[float, Path, bool], Row]] = {
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Measure all cells; those that were measured before are kept."""
+    """Measure all cells; results of earlier runs are reused."""
     import_peer("ray")
     sizes = QUICK if quick else SIZES
     rows = [{"part": part, **cell(part, size, quick)} for part in PARTS for size in sizes[part]]
@@ -244,7 +243,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def costs_of(rows: Sequence[Row], part: str) -> dict[str, list[float]]:
-    """Return each cost of a part by ascending size; of a unit where the size is a number of units."""
+    """Return each cost of a part by ascending size, divided by the size if the size counts units."""
     names, divided = COSTS[part]
     return {
         name: [row[name] / (row["size"] if divided else 1) for row in rows if row["part"] == part] for name in names
@@ -257,7 +256,7 @@ def grown(costs: Sequence[float]) -> float:
 
 
 def panels_of(rows: Sequence[Row]) -> list[tuple[str, list[tuple[str, list[tuple[float, float, float]]]]]]:
-    """Return the panels of the picture: a curve for each cost, relative to that of the least size."""
+    """Return the panels of the figure: a curve for each cost, relative to the cost at the smallest size."""
     sizes = {part: [row["size"] for row in rows if row["part"] == part] for part in COSTS}
     return [
         (part, [
@@ -269,7 +268,7 @@ def panels_of(rows: Sequence[Row]) -> list[tuple[str, list[tuple[str, list[tuple
 
 
 def cell(part: str, size: float, quick: bool) -> Row:
-    """Measure a cell in a process of its own."""
+    """Measure a cell in its own process."""
     about = {"part": part, "size": size, "quick": quick}
 
     def measure() -> Row:

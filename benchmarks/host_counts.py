@@ -1,10 +1,10 @@
-"""How many hosts models of five sizes need, with an SSD in each and without: the question of MTrainS (2305.01515).
+"""Number of hosts for models of five sizes, with and without an SSD per host: the question of MTrainS (2305.01515).
 
-The paper trains five models of terabytes, whose tables it does not publish, on 4 to 8 times fewer nodes. These are
-made-up ones: the 26 tables of Criteo with its skew, D = 128, row-wise Adagrad, float32 at rest, grown until they have
-the bytes. Bandwidths of DRAM and the block device, and the operations of a core, are measured here; what a host has of
-them is assumed (`HOST`), and the network is its rate. Counts are for as many samples a second as a share of what the
-hosts without SSDs could train: those hosts are there for their bytes, and `SHARES` of their speed are asked for.
+The paper trains five models of terabytes, whose tables are not published, on 4 to 8 times fewer nodes. The models here
+are synthetic: the 26 tables of Criteo with its skew, D = 128, row-wise Adagrad, float32 at rest, scaled to the given
+bytes. Rates of DRAM, block device and one core are measured on this machine; the size of a host is assumed (`HOST`),
+and the network is modelled by its rate. Without SSDs, the bytes determine the number of hosts. Hosts with SSDs must
+reach a share (`SHARES`) of the throughput of those hosts.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from stratarec.planning.step_model import StepWork
 
 TERABYTES = (0.5, 1.0, 2.0, 4.0, 8.0)
 SHARES = (1.0, 0.25)
-"""Of the samples a second that the hosts without SSDs train."""
+"""Required shares of the throughput of the hosts without SSDs."""
 WIDTH, BATCH = 128, 65_536
 HOST = {"dram_gb": 256, "ssd_gb": 4000, "cores": 32, "memory_times": 8, "drives": 8, "network_gbit": 100}
-"""Of a host: bytes for tables, cores (each as the one measured), DRAM and drives over those measured."""
+"""One host: bytes for tables, cores (each as fast as the measured one), and multiples of measured DRAM and drives."""
 _BINS = 200
 _PUBLISHED = 4.0, 8.0
 
 
 def specs(nbytes: float) -> list[TableSpec]:
-    """Criteo's tables, grown."""
+    """Return Criteo's tables, scaled to `nbytes` bytes."""
     shape = RowShape.of(WIDTH, RowOptimizerConfig())
     times = nbytes / (sum(CRITEO_ROWS) * 4 * (WIDTH + 1))
-    found = []
+    tables = []
     for place, rows in enumerate(CRITEO_ROWS):
         rows = max(int(rows * times), 3)
         edges = np.unique(np.concatenate([[0], np.geomspace(1, rows, _BINS).round()]))
         in_bin = np.diff(edges)
         share = np.diff((edges / rows) ** (1 / EXPONENT)) / in_bin
         popularity = Popularity(rows=in_bin, share=share, by_id=True)
-        found.append(TableSpec(
+        tables.append(TableSpec(
             name=f"C{place + 1}", rows=rows, shape=shape, lookups=float(BATCH), popularity=popularity,
             outputs=float(WIDTH * BATCH),
         ))  # fmt: skip
-    return found
+    return tables
 
 
 def host(measured: Tiers) -> Machine:
-    """Return the rates of a host, from the measured ones."""
+    """Return the rates of a host, derived from the measured ones."""
     assert measured.block is not None
     dram, block, drives = measured.dram, measured.block, HOST["drives"]
     tiers = replace(
@@ -77,7 +77,7 @@ def host(measured: Tiers) -> Machine:
 
 
 def dlrm() -> StepWork:
-    """Describe a step of all hosts of a DLRM (bottom 512-256, top 512-256)."""
+    """Describe a training step of a DLRM (bottom 512-256, top 512-256) on all hosts."""
     features = len(CRITEO_ROWS)
     pairs = (features + 1) * features // 2
     weights = 13 * 512 + 512 * 256 + 256 * WIDTH + (WIDTH + pairs) * 512 + 512 * 256 + 256
@@ -89,20 +89,20 @@ def dlrm() -> StepWork:
 
 @cache
 def _flops() -> float:
-    """Operations a second of one thread in a layer of 512 x 512 at 1,024 samples: the shortest of some."""
+    """Measure the operations per second of one thread in a layer of 512 x 512 at 1,024 samples."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    left, right, found = torch.rand(1024, 512), torch.rand(512, 512), []
+    left, right, seconds = torch.rand(1024, 512), torch.rand(512, 512), []
     for _ in range(20):
         began = time.perf_counter()
         left @ right
-        found.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - began)
     torch.set_num_threads(threads)
-    return float(2 * 1024 * 512 * 512 / min(found))
+    return float(2 * 1024 * 512 * 512 / min(seconds))
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Five sizes at four speeds; `quick` has two sizes."""
+    """Predict the hosts of five sizes at two speeds; `quick` has two sizes."""
     rows = []
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
@@ -116,11 +116,11 @@ def run(quick: bool) -> dict[str, Any]:
             dram = fewest_hosts(tables, alone, machine, work, rate=0.0)
             for share in SHARES:
                 rate = share * dram.samples_per_second
-                found = fewest_hosts(tables, memory, machine, work, rate=rate)
+                fewest = fewest_hosts(tables, memory, machine, work, rate=rate)
                 rows.append({
                     "terabytes": size, "share_of_speed": share, "samples_s": rate, "hosts_dram": dram.hosts,
-                    "hosts_ssd": found.hosts, "hosts_ssd_for_bytes": found.for_bytes,
-                    "times_fewer": dram.hosts / found.hosts, "waits_for": found.waits_for,
+                    "hosts_ssd": fewest.hosts, "hosts_ssd_for_bytes": fewest.for_bytes,
+                    "times_fewer": dram.hosts / fewest.hosts, "waits_for": fewest.waits_for,
                 })  # fmt: skip
     assert measured.block is not None
     return {
