@@ -30,10 +30,12 @@ def main() -> int:
     run = commands.add_parser("run", help="run one benchmark and write its result file")
     run.add_argument("name", help="name in benchmarks/registry.py")
     run.add_argument(
-        "--quick", action="store_true", help="run a small version of about a minute; its figures are never published"
+        "--quick",
+        action="store_true",
+        help="run a small version that takes about a minute; its figures are never published",
     )
     run.add_argument("--out", type=Path, help="result file (default: benchmarks/results/NAME.json)")
-    run.add_argument("--data", type=Path, help="use this log or data set (clicks only)")
+    run.add_argument("--data", type=Path, help="use this log or data set (clicks, hot_single)")
     run.add_argument("--rows", type=int, help="limit the rows of a table to save memory (hot_single only)")
     run.add_argument("--minutes", type=float, help="stop training on real data after this many minutes")
     run.add_argument("--models", type=lambda text: text.split(","), help="train only these models, separated by commas")

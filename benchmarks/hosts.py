@@ -1,12 +1,12 @@
-"""Emulated hosts: network namespaces of this machine, joined by a bridge, each with a wire of a given rate.
+"""Emulated hosts: network namespaces of this machine, joined by a bridge, with a limited rate between them.
 
-``python -m benchmarks.hosts check`` says whether they can be had here, and what is missing where not; ``run`` starts
-torchrun in them; ``clean`` removes what a killed start left, as every start does first.
+``python -m benchmarks.hosts check`` reports whether this machine can emulate hosts, and what is missing if not; ``run``
+starts torchrun on them; ``clean`` removes the namespaces of a killed run, as does every start.
 
-Each host is a namespace with one interface, the end of a veth pair; the other ends meet in a bridge in a namespace of
-its own, so nothing is left in the machine's own network. Both ends of a pair have a token bucket (``tc tbf``): what a
-host sends and what it is sent. Ranks of one host reach each other without passing the wire. The hosts share the
-machine's processors, memory and clock: only the network between them is emulated.
+Each host is a namespace with one interface, the end of a veth pair. The other ends are joined by a bridge in another
+namespace, so the network of the machine does not change. A token bucket (``tc tbf``) at each end of a pair limits what
+the host sends and receives. Ranks of one host communicate without this limit. All hosts share the processors, memory
+and clock of the machine: only the network between them is emulated.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from types import TracebackType
 from stratarec.errors import StrataError
 
 INTERFACE = "eth0"
-"""The interface of a host, for ``GLOO_SOCKET_IFNAME``."""
+"""Network interface of a host, for ``GLOO_SOCKET_IFNAME``."""
 _NETWORK, _PORT = "10.77.0", 29500
 _PREFIX = "stratarec-host"
-# What the bucket lets pass at once, and how long a packet may wait in it.
+# Size of the token bucket, and the longest time that a packet waits in it.
 _BURST, _LATENCY = "256kb", "50ms"
-# Every kernel has it, and it fills a link. Flows by BBR, which some machines have as a default, leave a third of 100
-# Mbit/s unused where several share them.
+# Every kernel has reno, and it fills a link. BBR, the default of some machines, leaves a third of 100 Mbit/s unused
+# when several flows share the link.
 _CONTROL = "reno"
 _MOST_HOSTS = 16
 _LIBC = ctypes.CDLL(None)
@@ -41,7 +41,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Between fork and exec (``preexec_fn``): the kernel ends what is started when we are gone, even by kill -9."""
+    """Make the kernel end this process when its parent ends, even by kill -9; call it as ``preexec_fn``."""
     if sys.platform.startswith("linux"):
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -51,27 +51,30 @@ class HostsMissing(StrataError):
 
 
 def missing() -> str:
-    """What this machine lacks to emulate hosts, in one line; empty where nothing is known to be missing."""
+    """Return what this machine lacks to emulate hosts, or an empty string if nothing is known to be missing."""
     if not sys.platform.startswith("linux"):
-        return f"network namespaces are Linux's, this is {sys.platform}"
+        return f"network namespaces require Linux; this system is {sys.platform}"
     if os.geteuid() != 0:
-        return "network namespaces can be made by root alone: run it as root"
-    lacking = [name for name in ("ip", "tc") if shutil.which(name) is None]
-    return f"{' and '.join(lacking)} not found: apt-get install iproute2" if lacking else ""
+        return "network namespaces require root; run the command as root"
+    tools = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    return f"{' and '.join(tools)} not found: apt-get install iproute2" if tools else ""
 
 
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
+        lines = (done.stderr or done.stdout).strip().splitlines()
         raise HostsMissing(
-            f"hosts cannot be emulated here: {' '.join(command)!r} said {said[0] if said else done.returncode}"
+            f"hosts cannot be emulated here: {' '.join(command)!r} failed: {lines[0] if lines else done.returncode}"
         )
     return done.stdout
 
 
-def _born(pid: int) -> str:
-    """When a process began, in the kernel's ticks: with its number, no other process has it; empty when it is gone."""
+def _start_time(pid: int) -> str:
+    """Return the start time of a process in ticks of the kernel, or an empty string if the process does not exist.
+
+    Process id and start time identify a process uniquely.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -83,7 +86,7 @@ def _namespaces() -> list[str]:
 
 
 def _remove(namespace: str) -> None:
-    """End what runs in a namespace, and remove it; its interfaces go with it. Another start may do the same."""
+    """Kill the processes in a namespace and remove it with its interfaces. Another process may do the same."""
     deadline = time.monotonic() + 10
     try:
         while (pids := _run("ip", "netns", "pids", namespace).split()) and time.monotonic() < deadline:
@@ -98,46 +101,46 @@ def _remove(namespace: str) -> None:
 
 
 def clean() -> list[str]:
-    """Remove the namespaces whose maker is gone, and what still runs in them; returns their names."""
-    found = []
+    """Remove the namespaces whose creator no longer runs, kill the processes in them, and return their names."""
+    removed = []
     for namespace in _namespaces():
-        pid, born = namespace.removeprefix(f"{_PREFIX}-").split("-")[:2]
-        if _born(int(pid)) != born:
+        pid, started = namespace.removeprefix(f"{_PREFIX}-").split("-")[:2]
+        if _start_time(int(pid)) != started:
             _remove(namespace)
-            found.append(namespace)
-    return found
+            removed.append(namespace)
+    return removed
 
 
 class Hosts:
-    """Hosts with wires between them; a context manager that leaves nothing behind.
+    """Emulated hosts as a context manager that removes them on exit.
 
     Parameters
     ----------
     count : int
     mbit : float or None
-        Rate of each wire, either way, in Mbit/s; None leaves it as fast as it is.
+        Rate of each host's link in each direction, in Mbit/s; None sets no limit.
 
     Raises
     ------
     HostsMissing
-        On entry, with what is missing.
+        On entry, if this machine cannot emulate hosts.
     """
 
     def __init__(self, count: int, mbit: float | None = None) -> None:
         if not 1 <= count <= _MOST_HOSTS:
-            raise HostsMissing(f"{count} hosts, expected 1 to {_MOST_HOSTS}")
+            raise HostsMissing(f"the number of hosts must be between 1 and {_MOST_HOSTS}; got {count}")
         if mbit is not None and not 1 <= mbit <= 100_000:
-            raise HostsMissing(f"a wire of {mbit} Mbit/s, expected 1 to 100000")
+            raise HostsMissing(f"mbit must be between 1 and 100000; got {mbit}")
         self.count, self.mbit = count, mbit
-        self._name = f"{_PREFIX}-{os.getpid()}-{_born(os.getpid())}"
+        self._name = f"{_PREFIX}-{os.getpid()}-{_start_time(os.getpid())}"
         self._started: list[subprocess.Popen[bytes]] = []
 
     def namespace(self, host: int | str) -> str:
-        """The namespace of a host, by its number."""
+        """Return the namespace of a host, by its number."""
         return f"{self._name}-{host}"
 
     def address(self, host: int) -> str:
-        """IPv4."""
+        """Return the IPv4 address of a host."""
         return f"{_NETWORK}.{host + 1}"
 
     def __enter__(self) -> Hosts:
@@ -146,29 +149,37 @@ class Hosts:
             raise HostsMissing(f"hosts cannot be emulated here: {lacking}")
         clean()
         try:
-            self._make()
+            self._create()
         except BaseException:
             self.close()
             raise
         return self
 
-    def _make(self) -> None:
+    def _create(self) -> None:
         switch = self.namespace("switch")
         _run("ip", "netns", "add", switch)
         _run("ip", "-n", switch, "link", "add", "switch", "up", "type", "bridge")
         for host in range(self.count):
-            own, port = self.namespace(host), f"port{host}"
-            _run("ip", "netns", "add", own)
-            _run("ip", "netns", "exec", own, "sh", "-c", f"echo {_CONTROL} > /proc/sys/net/ipv4/tcp_congestion_control")
-            _run("ip", "-n", own, "link", "set", "lo", "up")
+            namespace, port = self.namespace(host), f"port{host}"
+            _run("ip", "netns", "add", namespace)
+            _run(
+                "ip",
+                "netns",
+                "exec",
+                namespace,
+                "sh",
+                "-c",
+                f"echo {_CONTROL} > /proc/sys/net/ipv4/tcp_congestion_control",
+            )
+            _run("ip", "-n", namespace, "link", "set", "lo", "up")
             pair = ("type", "veth", "peer", "name", port, "netns", switch)
-            _run("ip", "-n", own, "link", "add", INTERFACE, *pair)
-            _run("ip", "-n", own, "address", "add", f"{self.address(host)}/24", "dev", INTERFACE)
+            _run("ip", "-n", namespace, "link", "add", INTERFACE, *pair)
+            _run("ip", "-n", namespace, "address", "add", f"{self.address(host)}/24", "dev", INTERFACE)
             _run("ip", "-n", switch, "link", "set", port, "master", "switch", "up")
-            _run("ip", "-n", own, "link", "set", INTERFACE, "up")
+            _run("ip", "-n", namespace, "link", "set", INTERFACE, "up")
             if self.mbit is not None:
                 bucket = ("root", "tbf", "rate", f"{self.mbit:g}mbit", "burst", _BURST, "latency", _LATENCY)
-                _run("tc", "-n", own, "qdisc", "add", "dev", INTERFACE, *bucket)
+                _run("tc", "-n", namespace, "qdisc", "add", "dev", INTERFACE, *bucket)
                 _run("tc", "-n", switch, "qdisc", "add", "dev", port, *bucket)
 
     def __exit__(
@@ -177,7 +188,7 @@ class Hosts:
         self.close()
 
     def close(self) -> None:
-        """End what was started and remove all hosts; what is gone already is left out."""
+        """End all started processes and remove all hosts that still exist."""
         for namespace in _namespaces():
             if namespace.startswith(f"{self._name}-"):
                 _remove(namespace)
@@ -187,18 +198,18 @@ class Hosts:
 
     def start(self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a command on a host."""
-        given = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **(env or {})}
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **(env or {})}
         inside = ["ip", "netns", "exec", self.namespace(host), *command]
-        process = subprocess.Popen(inside, env=given, preexec_fn=end_with_parent)  # noqa: PLW1509 - one system call, no lock
+        process = subprocess.Popen(inside, env=environment, preexec_fn=end_with_parent)  # noqa: PLW1509 - one system call, no lock
         self._started.append(process)
         return process
 
     def torchrun(
         self, per_host: int, arguments: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 3600.0
     ) -> int:
-        """Run ``torchrun ARGUMENTS`` with so many ranks on every host; returns the first exit status that is not 0.
+        """Run ``torchrun ARGUMENTS`` with `per_host` ranks on every host; return the first exit status that is not 0.
 
-        The first host that fails ends all others.
+        If one host fails, all others are ended.
         """
         command = [
             sys.executable, "-m", "torch.distributed.run", f"--nnodes={self.count}", f"--nproc-per-node={per_host}",
@@ -211,13 +222,13 @@ class Hosts:
         return first_failure(running, timeout)
 
     def sent_bytes(self) -> list[int]:
-        """Bytes that each host has sent on its wire so far."""
+        """Return the bytes that each host has sent so far."""
         name = f"/sys/class/net/{INTERFACE}/statistics/tx_bytes"
         return [int(_run("ip", "netns", "exec", self.namespace(host), "cat", name)) for host in range(self.count)]
 
 
 def first_failure(running: Sequence[subprocess.Popen[bytes]], timeout: float) -> int:
-    """Wait until all have ended well, or one has not, or until `timeout`: then the others are ended, too."""
+    """Wait until all processes succeed, one fails, or `timeout` passes; then end the others and return the status."""
     deadline = time.monotonic() + timeout
     try:
         while True:
@@ -242,13 +253,13 @@ def _ended(signal_number: int, frame: object) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hosts", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("check", help="say whether hosts can be emulated here")
-    commands.add_parser("clean", help="remove what a killed start left")
-    run = commands.add_parser("run", help="torchrun on emulated hosts: run --hosts 2 -- -m stratarec train RECIPE")
+    commands.add_parser("check", help="report whether this machine can emulate hosts")
+    commands.add_parser("clean", help="remove the namespaces of a killed run")
+    run = commands.add_parser("run", help="run torchrun on emulated hosts: run --hosts 2 -- -m stratarec train RECIPE")
     run.add_argument("--hosts", type=int, default=2)
-    run.add_argument("--ranks", type=int, default=2, help="of each host")
-    run.add_argument("--mbit", type=float, help="rate of each host's wire in Mbit/s (default: as fast as it is)")
-    run.add_argument("arguments", nargs="+", help="of torchrun")
+    run.add_argument("--ranks", type=int, default=2, help="start this many ranks on each host")
+    run.add_argument("--mbit", type=float, help="limit the rate of each host to this many Mbit/s (default: no limit)")
+    run.add_argument("arguments", nargs="+", help="arguments of torchrun")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, _ended)
     try:

@@ -1,11 +1,11 @@
-"""How long a hot profile lasts on a news portal's log: inputs of later days that the first day's hot rows serve.
+"""How long a hot profile lasts on a news portal's log: share of later days' inputs that the first day's hot rows serve.
 
-Samples of a quarter of the users are made day by day as in `continual`. Every day is prepared by the vocabularies of
-the day before, so ids of the first day go on meaning the same values, and once anew. Of each day's training samples
-three shares are counted: inputs that need no rows but the first day's hot ones; the same with a profile made anew by
-that day's counts where ids are inherited, so that popular rows stand behind rows that no longer are; and with ids
-ranked anew. All three have the bytes of the first profile; tables of a few rows (weekdays, say) are
-hot whole on every day at no cost, as a plan has them in DRAM.
+Samples of a quarter of the users are prepared day by day as in `continual`: once with the vocabularies of the previous
+day, so that ids keep their meaning, and once with new vocabularies. Three shares of each day's training samples are
+counted: inputs that need only hot rows of the first day; inputs that need only hot rows chosen by the counts of that
+day with inherited ids, where newly popular rows follow rows that are no longer popular; and the same with ids ranked
+again. All three use the bytes of the first profile. Tables of a few rows (weekdays, say) are always hot as a whole, as
+a plan keeps them in DRAM.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ SMALL = 1000
 SHARES = (0.02, 0.068, 0.124)
 
 
-def parts(made: Recipe, dataset: Dataset) -> tuple[dict[str, int], list[RowRange]]:
-    """Bytes of a row of each table, and the parts."""
-    (width,) = {made.model.table_width(name) for name in dataset.vocabularies}
-    row_bytes = row_bytes_of(dataset, width, made.train.embedding)
+def parts(recipe: Recipe, dataset: Dataset) -> tuple[dict[str, int], list[RowRange]]:
+    """Return the row bytes of each table, and the ranges of rows that can be hot."""
+    (width,) = {recipe.model.table_width(name) for name in dataset.vocabularies}
+    row_bytes = row_bytes_of(dataset, width, recipe.train.embedding)
     row_bytes = {name: size * (dataset.table_rows()[name] >= SMALL) for name, size in row_bytes.items()}
     return row_bytes, parts_of(dataset, row_bytes)
 
 
-def share_of(dataset: Dataset, made: Recipe, profile: HotProfile) -> float:
-    """Training inputs that need none but the hot rows of a profile, of this data set or of one that it goes on from."""
-    _, found = parts(made, dataset)
+def share_of(dataset: Dataset, recipe: Recipe, profile: HotProfile) -> float:
+    """Return the share of training inputs that need only the hot rows of a profile."""
+    _, ranges = parts(recipe, dataset)
     hot = [
         min(int(rows), part.rows) if part.row_bytes else part.rows
-        for part, rows in zip(found, profile.hot(found), strict=True)
+        for part, rows in zip(ranges, profile.hot(ranges), strict=True)
     ]
-    return sum(map(sum, classify(dataset, found, np.array(hot), "train").values())) / dataset.samples("train")
+    return sum(map(sum, classify(dataset, ranges, np.array(hot), "train").values())) / dataset.samples("train")
 
 
-def day_of(number: int, way: Days, first: list[HotProfile]) -> list[dict[str, Any]]:
-    """A line for each budget; the profiles of the first day are put into `first`."""
-    chained = way.recipe(f"day-{number:02d}", number, first=number, base=f"day-{number - 1:02d}" if number else "")
-    anew = way.recipe(f"anew-{number:02d}", number, first=number)
-    inherited, ranked = prepare(chained.data), prepare(anew.data)
+def day_of(number: int, runs: Days, first: list[HotProfile]) -> list[dict[str, Any]]:
+    """Return a row for each budget of one day; on day 0, append the profiles to `first`."""
+    chained = runs.recipe(f"day-{number:02d}", number, first=number, base=f"day-{number - 1:02d}" if number else "")
+    fresh = runs.recipe(f"fresh-{number:02d}", number, first=number)
+    inherited, ranked = prepare(chained.data), prepare(fresh.data)
     lines = []
-    for place, share in enumerate(SHARES):
+    for position, share in enumerate(SHARES):
         if not number:
-            row_bytes, found = parts(chained, inherited)
-            budget = int(share * sum(part.nbytes for part in found))
+            row_bytes, ranges = parts(chained, inherited)
+            budget = int(share * sum(part.nbytes for part in ranges))
             first.append(calibrate(inherited, row_bytes, budget))
-        budget = first[place].chosen.budget_bytes
-        again = [calibrate(data, parts(anew, data)[0], budget) for data in (inherited, ranked)]
+        budget = first[position].chosen.budget_bytes
+        again = [calibrate(data, parts(fresh, data)[0], budget) for data in (inherited, ranked)]
         shares = [
-            share_of(data, anew, profile)
-            for data, profile in ((inherited, first[place]), (inherited, again[0]), (ranked, again[1]))
+            share_of(data, fresh, profile)
+            for data, profile in ((inherited, first[position]), (inherited, again[0]), (ranked, again[1]))
         ]
         names = ("first_day", "anew_inherited", "anew_ranked")
         lines.append({"day": number + 1, "bytes_share": share, **dict(zip(names, shares, strict=True))})
@@ -76,7 +76,7 @@ def day_of(number: int, way: Days, first: list[HotProfile]) -> list[dict[str, An
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """The first days of the log; `quick` takes fewer."""
+    """Measure the first days of the log; `quick` takes fewer."""
     days = QUICK_DAYS if quick else DAYS
     whole = shipped("globo", "auto")
     assert isinstance(whole.data.source, ClicksConfig)
@@ -84,11 +84,11 @@ def run(quick: bool) -> dict[str, Any]:
         root = Path(folder)
         config = cut(whole.data.source, root, days, users=USERS)
         make_logs(config, root / "logs")
-        way, first = Days(whole, root / "logs", root / "days"), list[HotProfile]()
-        rows = [line for number in range(days - 1) for line in day_of(number, way, first)]
-    kept = {row["day"]: row["first_day"] / row["anew_ranked"] for row in rows if row["bytes_share"] == SHARES[1]}
+        runs, first = Days(whole, root / "logs", root / "days"), list[HotProfile]()
+        rows = [line for number in range(days - 1) for line in day_of(number, runs, first)]
+    remaining = {row["day"]: row["first_day"] / row["anew_ranked"] for row in rows if row["bytes_share"] == SHARES[1]}
     return {
         "config": {"recipe": "globo", "days": days, "users": f"one in {USERS}", "bytes_shares": SHARES},
-        "metrics": {f"share_kept_day_{day}": share for day, share in kept.items()},
+        "metrics": {f"share_kept_day_{day}": share for day, share in remaining.items()},
         "samples": {"rows": rows},
     }

@@ -1,18 +1,18 @@
-"""Hot batches (FAE) against what they were published against, and beside what this library does without them: a ladder.
+"""Hot batches (FAE) compared with their published baseline, and with the cache of this library.
 
-Published: 2.3 times the speed of tables in the DRAM of a CPU, with hot rows in GPU memory. Here is no GPU. Slow memory
-is this machine's disk: rows are at home in a log, float32, read around the page cache; fast memory is DRAM. All rungs
-train the same DLRM (the published sizes for Criteo Kaggle) on the same samples within the same bytes of DRAM:
+Published: 2.3 times the speed of tables in CPU DRAM, with hot rows in GPU memory. This machine has no GPU: the disk is
+the slow memory (rows in a log, float32, direct reads) and DRAM the fast one. All rungs train the same DLRM (the
+published sizes for Criteo Kaggle) on the same samples within the same bytes of DRAM:
 
-- ``fetched``: every batch reads its rows when it comes and writes them back when it is done; no cache, no lookahead.
-- ``fetched + FAE``: hot rows stay in DRAM, inputs that need no others have batches of their own, the rest is fetched.
-- ``cache``: ours as planned, rows cached and batches prepared ahead, hot inputs among the others.
-- ``cache + FAE``: likewise with a seventh of the budget for hot rows and with hot batches.
+- ``fetched``: each batch fetches its rows when it starts and writes them back when it ends; no cache, no lookahead.
+- ``fetched + FAE``: hot rows stay in DRAM, inputs that need only hot rows form hot batches, other rows are fetched.
+- ``cache``: the planned cache of this library with lookahead; hot inputs are mixed with others.
+- ``cache + FAE``: the same with 15 % of the budget for hot rows, and with hot batches.
 
-The first two are kinder than the published baseline: a batch reads a row once, however often it is looked up, and a
-batch with cold inputs reads only what is not hot. Steps are timed in alternation, in stretches that hold both kinds of
-batches in proportion; `shares` are of the budgets that the paper has. Of a step's time `fetch_ms` is what it waits for
-rows, `home_ms` what it waits for them to be written back.
+The first two rungs are faster than the published baseline: a batch reads each row once even if it is looked up often,
+and a batch with cold inputs reads only rows that are not hot. Steps are timed in alternation, in stretches that contain
+hot and mixed batches in proportion. `shares` uses the budgets of the paper. `fetch_ms` is the part of a step that waits
+for rows, `home_ms` the part that waits for write-back.
 """
 
 from __future__ import annotations
@@ -54,30 +54,30 @@ WIDTH, BATCH, LOOKAHEAD = 16, 1024, 1
 MODEL = DLRMConfig(embedding_dim=WIDTH, bottom_mlp=(512, 256, 64), top_mlp=(512, 256), pooling="sum")
 OPTIMIZER = RowOptimizerConfig(learning_rate=RATE, eps=EPS)
 SHARE = 0.124
-"""Of the bytes of all rows, for hot rows of FAE; ours has the bytes that FAE uses in all, `OURS_HOT` for hot rows."""
+"""Share of the bytes of all rows for hot rows of FAE. `cache` gets the same DRAM, `OURS_HOT` of it for hot rows."""
 OURS_HOT = 0.15
 GATE_STEPS = 4
 SIZES = (300_000, 200_000), (600_000, 400_000)
-"""Samples of the made-up log, and most rows of a table."""
+"""Samples of the synthetic log, and the largest number of rows of a table."""
 LEAST_ROWS = 100_000
-"""Of a log for a ladder: a part of fewer does not hold a batch."""
+"""Smallest number of rows of a log; a share of fewer rows does not hold a batch."""
 RUNGS = ("fetched", "fetched + FAE", "cache", "cache + FAE")
 
 
 class FetchedSide(Side):
-    """After a step no row is left in a slot, but for hot ones; what the log would keep in its write buffer, neither."""
+    """Side that evicts all rows but hot ones after each step, and empties the write buffer of the log."""
 
     def step(self) -> float:
         loss, engine = super().step(), self.model.embeddings.engine  # type: ignore[operator, union-attr]
         with timed(engine.seconds, "send home"):  # type: ignore[union-attr]
             for tables in engine.tables:  # type: ignore[union-attr]
                 if isinstance(tables, CachedTables):
-                    send_home(tables)
+                    evict_all(tables)
         return loss
 
 
-def send_home(tables: CachedTables) -> None:
-    """Write every row that is in a slot of the cache, and empty it."""
+def evict_all(tables: CachedTables) -> None:
+    """Write back every cached row and empty the cache."""
     directory = tables.directory
     slots = np.flatnonzero(directory.state.tags[: directory.layout.slots] > 0)
     if not len(slots):
@@ -88,7 +88,7 @@ def send_home(tables: CachedTables) -> None:
 
 
 class Ladder:
-    """The rungs on one data set."""
+    """The four rungs on one data set."""
 
     def __init__(self, dataset: Dataset, folder: Path) -> None:
         self.dataset, self.folder = dataset, folder
@@ -102,29 +102,29 @@ class Ladder:
         }
 
     def fetched(self, name: str) -> Side:
-        """Tables in the log with slots for a batch alone, and hot rows where the name asks for FAE."""
+        """Build a side with tables in the log and slots for one batch; hot rows are added for FAE."""
         hot = calibrate(self.dataset, self.row_bytes, self.budget).hot(self.parts)
-        apart = name.endswith("FAE")
-        heads = {part.table: rows if apart else 0 for part, rows in zip(self.parts, hot.tolist(), strict=True)}
+        with_fae = name.endswith("FAE")
+        heads = {part.table: rows if with_fae else 0 for part, rows in zip(self.parts, hot.tolist(), strict=True)}
         rows = self.dataset.table_rows()
-        # Slots for a batch; sets fill unevenly.
+        # A quarter more slots than a batch needs, because sets fill unevenly.
         slots = {table: min(BATCH * ids, rows[table]) for table, ids in self.ids.items()}
         tables = {
             table: TableTier(home="log", cache_rows=5 * slots[table] // 4 + 64, hot_rows=hot_of)
             for table, hot_of in heads.items()
         }
         tiers = TierConfig(tables=tables, log_path=self.folder / name.replace(" ", ""), lookahead=0)
-        return self._side(tiers, hot if apart else None, FetchedSide)
+        return self._side(tiers, hot if with_fae else None, FetchedSide)
 
     def ours(self, name: str, dram: int) -> Side:
-        """As planned within so many bytes."""
+        """Build a side as planned within `dram` bytes."""
         block = BlockConfig(path=str(self.folder))
         memory = MemoryConfig(dram=dram, block=block, precision="fp32", lookahead=LOOKAHEAD)
-        apart = name.endswith("FAE")
-        config = HotConfig(budget=int(OURS_HOT * dram), batches="proportional") if apart else HotConfig()
+        with_fae = name.endswith("FAE")
+        config = HotConfig(budget=int(OURS_HOT * dram), batches="proportional") if with_fae else HotConfig()
         tables = build_tables(MODEL, self.dataset.schema, self.dataset.table_rows())
         plan = make_hot_plan(tables, self.dataset, OPTIMIZER, memory, config, batch_size=BATCH)
-        hot = hot_rows(plan, self.dataset)[1] if apart else None
+        hot = hot_rows(plan, self.dataset)[1] if with_fae else None
         return self._side(tier_config(plan, memory, name.replace(" ", "")), hot, Side)
 
     def _side(self, tiers: TierConfig, hot: Any, kind: type[Side]) -> Side:
@@ -140,27 +140,27 @@ class Ladder:
 
 
 def gate(sides: dict[str, Side]) -> None:
-    """Fetched rows are the rows of a cache: the first losses have the same bits."""
+    """Check that the first losses with fetched and with cached rows are bitwise equal."""
     losses = [[sides[name].step() for _ in range(GATE_STEPS)] for name in ("fetched", "cache")]
     if losses[0] != losses[1]:
         raise AssertionError(f"losses of fetched and of cached rows differ: {losses}")
 
 
 def ladder(dataset: Dataset, folder: Path, rounds: int, stretch: int) -> list[dict[str, Any]]:
-    """A line for each rung, the first being what the others are times as fast as."""
-    made = Ladder(dataset, folder)
-    sides = {name: made.fetched(name) for name in RUNGS[:2]}
+    """Measure all rungs and return a row for each; ratios are relative to the first rung."""
+    rungs = Ladder(dataset, folder)
+    sides = {name: rungs.fetched(name) for name in RUNGS[:2]}
     for side in sides.values():
         fill(side)
-        side.step()  # which takes what the update works in
+        side.step()  # allocates the work buffers of the update
     dram = _engine(sides["fetched + FAE"]).nbytes
     for name in RUNGS[2:]:
-        sides[name] = made.ours(name, dram)
+        sides[name] = rungs.ours(name, dram)
         fill(sides[name])
         sides[name].step()
     gate(sides)
-    torch.set_num_threads(1)  # not before: work on data sets sets it, too
-    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in RUNGS}
+    torch.set_num_threads(1)  # must follow the work on data sets, which changes it
+    measured: dict[str, list[tuple[float, ...]]] = {name: [] for name in RUNGS}
     for round_ in range(-1, rounds):
         for name in RUNGS if round_ % 2 else RUNGS[::-1]:
             began = _now(sides[name])
@@ -168,11 +168,13 @@ def ladder(dataset: Dataset, folder: Path, rounds: int, stretch: int) -> list[di
                 sides[name].step()
             if round_ >= 0:
                 now = _now(sides[name])
-                found[name].append(tuple((after - before) / stretch for before, after in zip(began, now, strict=True)))
+                measured[name].append(
+                    tuple((after - before) / stretch for before, after in zip(began, now, strict=True))
+                )
     rows = []
     for name, side in sides.items():
-        clock, processor, moved, fetch, home = zip(*found[name], strict=True)
-        ratios = sorted(slow / fast for (slow, *_), fast in zip(found["fetched"], clock, strict=True))
+        clock, processor, moved, fetch, home = zip(*measured[name], strict=True)
+        ratios = sorted(slow / fast for (slow, *_), fast in zip(measured["fetched"], clock, strict=True))
         rows.append({
             "data": dataset.name, "rung": name, "step_ms": 1e3 * median(clock), "ratio": median(ratios),
             "ratio_low": ratios[len(ratios) // 4], "ratio_high": ratios[3 * len(ratios) // 4],
@@ -188,7 +190,7 @@ def ladder(dataset: Dataset, folder: Path, rounds: int, stretch: int) -> list[di
 
 
 def _now(side: Side) -> tuple[float, ...]:
-    """Seconds by the clock and of processors, rows that came from home so far, seconds of bringing and sending them."""
+    """Return clock and processor seconds, rows fetched so far, and seconds of fetching and writing back."""
     engine = _engine(side)
     moved = sum(tables.traffic.rows_in for tables in engine.tables)
     return (
@@ -204,20 +206,20 @@ def _engine(side: Side) -> Any:
 
 
 def datasets(quick: bool, folder: Path) -> list[Dataset]:
-    """A made-up log of Criteo's shape, and where they are there Trivago's and Globo's."""
-    found = [Dataset.open(criteo_shape(folder / "synthetic", *(SIZES[0] if quick else SIZES[1])).path)]
-    with suppress(PeerMissing):  # logs that are not there
-        found += [prepared(name, "none") for name in (() if quick else ("trivago", "globo"))]
-    return found
+    """Return a synthetic log of Criteo's shape, and Trivago's and Globo's logs if they are available."""
+    available = [Dataset.open(criteo_shape(folder / "synthetic", *(SIZES[0] if quick else SIZES[1])).path)]
+    with suppress(PeerMissing):  # without the logs
+        available += [prepared(name, "none") for name in (() if quick else ("trivago", "globo"))]
+    return available
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """All logs; `quick` has the demo's alone."""
-    rows, found = [], []
+    """Measure all logs; `quick` uses only the synthetic one."""
+    rows, hot_shares = [], []
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         for dataset in datasets(quick, Path(folder)):
-            found += shares(dataset)
+            hot_shares += shares(dataset)
             if sum(dataset.table_rows().values()) < LEAST_ROWS:
                 continue
             rows += ladder(dataset, Path(folder) / f"{dataset.name}-rows", *((4, 8) if quick else (7, 16)))
@@ -230,7 +232,7 @@ def run(quick: bool) -> dict[str, Any]:
             "ratio_fae_single": max(value for (_, rung), value in ratio.items() if rung == "fetched + FAE"),
             **{f"ratio_{data}_{rung.replace(' + ', '_').lower()}": v for (data, rung), v in ratio.items() if v != 1},
             **{f"processor_{r['data']}_{r['rung'].replace(' + ', '_').lower()}": r["processor_ms"] for r in rows},
-            **{f"hot_inputs_{row['data']}_{100 * row['bytes_share']:g}": row["inputs"] for row in found},
+            **{f"hot_inputs_{row['data']}_{100 * row['bytes_share']:g}": row["inputs"] for row in hot_shares},
         },
-        "samples": {"shares": found, "rows": rows},
+        "samples": {"shares": hot_shares, "rows": rows},
     }  # fmt: skip

@@ -1,9 +1,9 @@
-"""Test AUC of hot batches against batches as they come, on Globo's first days and on the synthetic Criteo shape.
+"""Test AUC of hot batches compared with ordinary batches, on Globo's first days and on the synthetic Criteo shape.
 
-The order of samples is what could cost quality, so all tables are float32 in DRAM but for the last two lines: hot are
-the rows that `calibrate` chooses for a share of the bytes, and the orders are the two of ``hot.batches`` and two naive
-ones, all hot batches of an epoch first and all mixed ones first. The last two lines are int8 rows under a cache,
-without hot rows and with those that stay, in batches as they come. Whole runs with paired seeds; nothing is timed.
+Only the order of samples can cost quality, so all tables are float32 in DRAM except in the last two rows. `calibrate`
+chooses hot rows for a share of the bytes. The orders are the two of ``hot.batches`` and two naive ones: all hot batches
+of an epoch first, or all mixed batches first. The last two rows use int8 rows and a cache, without hot rows and with
+hot rows that are never evicted, in ordinary batches. Whole runs have paired seeds; nothing is timed.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from stratarec.training.trainer import Trainer
 DAY_MS = 86_400_000
 DAYS = 4
 WORKERS = 3
-# On Globo: of samples, and one in so many users.
+# On Globo: the batch size, and one in USERS users.
 BATCH, USERS = 2048, 2
 REFERENCES = ("without", "int8")
 ORDERS = ("without", "proportional", "hot_first", "mixed_first")
-# How many of these are trained on each; naive ones where many inputs are hot.
+# Number of orders to train on each data set; naive orders matter only if many inputs are hot.
 KINDS = {"globo": 4, "synthetic": 2}
-# Of all bytes, for hot rows.
+# Share of all bytes for hot rows.
 BYTES_SHARE = {"globo": 0.03, "synthetic": 0.25}
 Line = Callable[[], dict[str, Any]]
-"""WaitTimer for the runs of a line."""
+"""Waits for the runs of a row and returns their means."""
 INT8 = {"precision": "int8", "state": "bf16", "lookahead": 0, "cache": {"fraction": 0.05}}
 
 
 @dataclass(frozen=True)
 class OneKindFirst:
-    """A schedule of all hot batches of an epoch first, or last: every epoch's data is read twice."""
+    """A schedule with all hot batches of an epoch first, or last; it reads the data of an epoch twice."""
 
     loader: HotLoader
     hot_first: bool
@@ -77,19 +77,19 @@ class OneKindFirst:
         return islice(each, first, None)
 
 
-def bytes_of_rows(made: Recipe, dataset: Dataset) -> dict[str, int]:
-    """Vocabulary -> float32 weights and optimizer state of a row."""
-    (width,) = {made.model.table_width(name) for name in dataset.vocabularies}
-    return row_bytes_of(dataset, width, made.train.embedding)
+def bytes_of_rows(recipe: Recipe, dataset: Dataset) -> dict[str, int]:
+    """Return the bytes of float32 weights and optimizer state of a row, by vocabulary."""
+    (width,) = {recipe.model.table_width(name) for name in dataset.vocabularies}
+    return row_bytes_of(dataset, width, recipe.train.embedding)
 
 
-def budget_of(made: Recipe, dataset: Dataset, share: float) -> int:
-    """That share of the bytes of all rows."""
-    return int(share * sum(part.nbytes for part in parts_of(dataset, bytes_of_rows(made, dataset))))
+def budget_of(recipe: Recipe, dataset: Dataset, share: float) -> int:
+    """Return `share` of the bytes of all rows."""
+    return int(share * sum(part.nbytes for part in parts_of(dataset, bytes_of_rows(recipe, dataset))))
 
 
 class OrderedTrainer(Trainer):
-    """Trains the same samples in one of `ORDERS`."""
+    """Trainer that trains the same samples in one of `ORDERS`."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset, order: str, share: float) -> None:
         self._order, self._bytes_share = order, share
@@ -97,45 +97,45 @@ class OrderedTrainer(Trainer):
 
     @cached_property
     def loader(self) -> Loader:
-        made = super().loader
+        plain = super().loader
         if self._order == "without":
-            return made
+            return plain
         row_bytes = bytes_of_rows(self.recipe, self.dataset)
         parts = parts_of(self.dataset, row_bytes)
         budget = budget_of(self.recipe, self.dataset, self._bytes_share)
         hot = calibrate(self.dataset, row_bytes, budget).hot(parts)
         counts = classify(self.dataset, parts, hot, "train")
-        return HotLoader(self.dataset, "train", made.config, parts, hot, counts)
+        return HotLoader(self.dataset, "train", plain.config, parts, hot, counts)
 
     @cached_property
     def stages(self) -> Stages:
-        found = super().stages
+        plain = super().stages
         if not self._order.endswith("_first"):
-            return found
+            return plain
         assert isinstance(self.loader, HotLoader)
         schedule: Any = OneKindFirst(self.loader, self._order == "hot_first")
         return Stages(self.model, self.optimizer, self.config, schedule)
 
 
 def globo(folder: Path, quick: bool) -> Recipe:
-    """The first days of the click log of some users: the last one is the test, the one before the validation."""
-    made = shipped("globo", "auto")
-    source = made.data.source
+    """Prepare the first days of some users of the click log; the last two days are validation and test."""
+    recipe = shipped("globo", "auto")
+    source = recipe.data.source
     assert isinstance(source, ClicksConfig)
     clicks, day = pl.read_parquet(source.paths[0]), pl.col(source.time) // DAY_MS
     path = folder / "clicks.parquet"
     some = pl.col(source.user).hash(seed=1) % USERS == 0
     clicks.filter(some & (day - day.min() < (3 if quick else DAYS))).write_parquet(path)
-    data = replace(made.data, source=replace(source, paths=(str(path),)), path=str(folder / "globo"))
-    made = replace(made, data=data)
+    data = replace(recipe.data, source=replace(source, paths=(str(path),)), path=str(folder / "globo"))
+    recipe = replace(recipe, data=data)
     steps = -(-prepare(data, name="globo").samples("train") // BATCH)
     values: dict[str, Any] = {f"train.{part}.schedule.total_steps": steps for part in ("dense", "embedding")}
     values["train.batch_size"] = BATCH
-    return Recipe.from_dict(with_values(made.to_dict(), values))
+    return Recipe.from_dict(with_values(recipe.to_dict(), values))
 
 
 def synthetic(folder: Path, quick: bool) -> Recipe:
-    """The Criteo shape, with a validation split."""
+    """Prepare the Criteo shape, with a validation split."""
     samples, cap = (100_000, 50_000) if quick else (1_000_000, 400_000)
     source = SyntheticConfig(samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7)
     vocabulary, split = VocabularyConfig(min_count=1, tail_buckets=16), SplitConfig(by="fraction", valid=0.1, test=0.2)
@@ -145,50 +145,52 @@ def synthetic(folder: Path, quick: bool) -> Recipe:
     return replace(demo, data=data)
 
 
-def measure(name: str, made: Recipe, kind: str, seed: int) -> dict[str, Any]:
-    """One run's test."""
+def measure(name: str, recipe: Recipe, kind: str, seed: int) -> dict[str, Any]:
+    """Train one run and return its test metrics."""
     with tempfile.TemporaryDirectory() as run:
         values = {"train.seed": seed, "train.run": f"{run}/run", "train.threads": 1}
-        given = Recipe.from_dict(with_values(made.to_dict(), values))
-        trainer = _trainer(given, Dataset.open(made.data.path), kind, BYTES_SHARE[name])
+        seeded = Recipe.from_dict(with_values(recipe.to_dict(), values))
+        trainer = _trainer(seeded, Dataset.open(recipe.data.path), kind, BYTES_SHARE[name])
         test, loader = trainer.train()["test"], trainer.loader
     hot = loader.hot_samples / loader.samples if isinstance(loader, HotLoader) else 0.0
     print(f"{name} {kind} {seed}: AUC {test['auc']:.5f}", file=sys.stderr, flush=True)
     return {"auc": test["auc"], "log_loss": test["log_loss"], "hot_inputs": hot}
 
 
-def quality(name: str, made: Recipe, kinds: Sequence[str], seeds: Sequence[int], pool: Executor) -> list[Line]:
-    """A line for each kind, which come as they are done; the first one is what the others are held against."""
-    runs = {kind: [pool.submit(measure, name, made, kind, seed) for seed in seeds] for kind in kinds}
+def quality(name: str, recipe: Recipe, kinds: Sequence[str], seeds: Sequence[int], pool: Executor) -> list[Line]:
+    """Start the runs of all kinds; AUC differences are relative to the first kind."""
+    runs = {kind: [pool.submit(measure, name, recipe, kind, seed) for seed in seeds] for kind in kinds}
 
     def line(kind: str) -> dict[str, Any]:
-        found = [each.result() for each in runs[kind]]
+        results = [each.result() for each in runs[kind]]
         first = mean(each.result()["auc"] for each in runs[kinds[0]])
-        means = {key: mean(result[key] for result in found) for key in found[0]}
-        by_seed = [result["auc"] for result in found]
+        means = {key: mean(result[key] for result in results) for key in results[0]}
+        by_seed = [result["auc"] for result in results]
         return {"data": name, "kind": kind, **means, "auc_delta": means["auc"] - first, "auc_by_seed": by_seed}
 
     return [partial(line, kind) for kind in kinds]
 
 
-def _trainer(made: Recipe, dataset: Dataset, kind: str, share: float) -> Trainer:
+def _trainer(recipe: Recipe, dataset: Dataset, kind: str, share: float) -> Trainer:
     if kind in ORDERS:
-        return OrderedTrainer(made, dataset, kind, share)
-    budget = budget_of(made, dataset, share)
+        return OrderedTrainer(recipe, dataset, kind, share)
+    budget = budget_of(recipe, dataset, share)
     hot = {"budget": budget, "batches": "none"} if kind == "int8_hot_rows" else {}
-    return Trainer(Recipe.from_dict(with_values(made.to_dict(), {"memory": INT8, "hot": hot})), dataset)
+    return Trainer(Recipe.from_dict(with_values(recipe.to_dict(), {"memory": INT8, "hot": hot})), dataset)
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Three seeds each; `quick` has one, of less data."""
+    """Measure three seeds of each kind; `quick` has one seed and less data."""
     seeds = (1,) if quick else (1, 2, 3)
     with tempfile.TemporaryDirectory() as folder:
-        given = {"globo": globo(Path(folder), quick), "synthetic": synthetic(Path(folder), quick)}
+        recipes = {"globo": globo(Path(folder), quick), "synthetic": synthetic(Path(folder), quick)}
         with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
             lines = [
-                line for name, made in given.items() for line in quality(name, made, ORDERS[: KINDS[name]], seeds, pool)
+                line
+                for name, recipe in recipes.items()
+                for line in quality(name, recipe, ORDERS[: KINDS[name]], seeds, pool)
             ]
-            lines += quality("synthetic", given["synthetic"], ("int8", "int8_hot_rows"), seeds, pool)
+            lines += quality("synthetic", recipes["synthetic"], ("int8", "int8_hot_rows"), seeds, pool)
             rows = [line() for line in lines]
     deltas = {f"{row['kind']}_{row['data']}": row["auc_delta"] for row in rows if row["kind"] not in REFERENCES}
     own = [delta for kind, delta in deltas.items() if kind.startswith("proportional")]

@@ -1,12 +1,12 @@
-"""Hot rows and hot batches in one process: what budgets are worth, and the speed of tables larger than DRAM with them.
+"""Hot rows and hot batches in one process: hot shares by budget, and the speed of tables larger than DRAM.
 
-Shares: rows chosen for 2, 6.8 and 12.4 % of all bytes (D = 16, row-wise Adagrad): lookups that go to them, inputs that
-need no others, estimated and counted, against rows with most lookups per byte; with ``--data`` of a prepared data set
-instead of the synthetic log's, and how many of 100 intervals hold what is counted.
+Shares: rows are chosen for 2, 6.8 and 12.4 % of all bytes (D = 16, row-wise Adagrad). The benchmark reports the share
+of lookups that use them, and the share of inputs that need only them, estimated and counted, also for rows chosen by
+lookups per byte. With ``--data`` it measures a prepared data set, and how many of 100 intervals contain the count.
 
-Speed: as `tiers`, the same tables on an append-only log within an 8th and a 37th of their float32 bytes, once as
-planned and once with a part of the same budget for hot rows, with and without batches of their own. Steps are averaged
-over stretches that hold both kinds of batches in proportion.
+Speed: as in `tiers`, the same tables on an append-only log within 1/8 and 1/37 of their float32 bytes: as planned, and
+with a part of the same budget for hot rows, with and without hot batches. Steps are averaged over stretches that
+contain hot and mixed batches in proportion.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from stratarec.planning.placement import hot_rows, make_hot_plan
 from stratarec.planning.plan import tier_config
 
 SHARES_WIDTH = 16
-# Of few rows: a batch must use a small part of them.
+# Batch size for small tables: a batch must use a small part of the rows.
 SMALL_BATCH = 1024
 OPTIMIZER = RowOptimizerConfig(learning_rate=RATE, eps=EPS)
-# Cells: how much smaller than float32 in DRAM, batches staged ahead, share of the budget for hot rows.
+# Cells: float32 bytes over the DRAM budget, lookahead, share of the budget for hot rows.
 CELLS = ((8, 2, 0.5), (37, 1, 0.2))
 
 
 def shares(dataset: Dataset) -> list[dict[str, Any]]:
-    """A line for each budget; the gate is that what was estimated is what is counted."""
+    """Return a row for each budget, with estimated and counted shares of hot inputs."""
     row_bytes = row_bytes_of(dataset, SHARES_WIDTH, OPTIMIZER)
     parts = parts_of(dataset, row_bytes)
     total, samples = sum(part.nbytes for part in parts), dataset.samples("train")
-    found = []
+    rows = []
     for share in CURVE:
         start = time.perf_counter()
         profile, seconds = calibrate(dataset, row_bytes, int(share * total)), time.perf_counter() - start
         point, counts = profile.chosen, classify(dataset, parts, profile.hot(parts), "train")
         counted = sum(map(sum, counts.values())) / samples
-        found.append(
+        rows.append(
             {
                 "data": dataset.name,
                 "bytes_share": share,
@@ -70,11 +70,11 @@ def shares(dataset: Dataset) -> list[dict[str, Any]]:
                 "calibration_seconds": seconds,
             }
         )
-    return found
+    return rows
 
 
-def held(dataset: Dataset, share: float, trials: int) -> dict[str, int]:
-    """Of how many samples of inputs, one after another, the interval of hot inputs holds what is counted."""
+def interval_coverage(dataset: Dataset, share: float, trials: int) -> dict[str, int]:
+    """Count how many intervals of hot inputs, each from another sample of inputs, contain the counted share."""
     row_bytes = row_bytes_of(dataset, SHARES_WIDTH, OPTIMIZER)
     parts = parts_of(dataset, row_bytes)
     budget, samples = int(share * sum(part.nbytes for part in parts)), dataset.samples("train")
@@ -89,7 +89,7 @@ def held(dataset: Dataset, share: float, trials: int) -> dict[str, int]:
 def side(
     dataset: Dataset, times: int, lookahead: int, hot: HotConfig, *, path: Path, batch: int
 ) -> Side:  # fmt: skip
-    """The model within a `times`-th of the float32 bytes."""
+    """Build the model within a `times`-th of the float32 bytes."""
     config = DLRMConfig(embedding_dim=WIDTH, bottom_mlp=BOTTOM, top_mlp=TOP, pooling="sum")
     tables = build_tables(config, dataset.schema, dataset.table_rows())
     memory = MemoryConfig(
@@ -105,18 +105,18 @@ def side(
         plan = make_hot_plan(tables, dataset, OPTIMIZER, memory, hot, batch_size=batch)
         tiers = tier_config(plan, memory, f"{times}-{hot.budget}-{hot.batches}")
         if hot.separate_batches:
-            given = hot_rows(plan, dataset)
-            counts = classify(dataset, *given, "train")
-            loader = HotLoader(dataset, "train", loading, *given, counts, lambda epoch: None)
+            selection = hot_rows(plan, dataset)
+            counts = classify(dataset, *selection, "train")
+            loader = HotLoader(dataset, "train", loading, *selection, counts, lambda epoch: None)
     model = build_model(config, dataset.schema, dataset.table_rows(), optimizer=OPTIMIZER, tiers=tiers)
     dense = torch.optim.Adagrad(model.network.parameters(), lr=0.01, fused=True)
     return Side(model, dense, loader, "float32", lookahead if tiers else 0)
 
 
 def speeds(dataset: Dataset, folder: Path, batch: int, rounds: int, stretch: int) -> list[dict[str, Any]]:
-    """A line for each way of holding the tables."""
-    made = partial(side, path=folder, batch=batch)
-    makers: dict[str, Any] = {"dram": partial(made, dataset, 1, 0, HotConfig())}
+    """Time all placements of the tables in alternation and return a row for each."""
+    build = partial(side, path=folder, batch=batch)
+    makers: dict[str, Any] = {"dram": partial(build, dataset, 1, 0, HotConfig())}
     for times, lookahead, share in CELLS:
         budget = int(share * float32_bytes(dataset) / times)
         for name, hot in (
@@ -124,22 +124,22 @@ def speeds(dataset: Dataset, folder: Path, batch: int, rounds: int, stretch: int
             ("hot_rows", HotConfig(budget=budget, batches="none")),
             ("hot_batches", HotConfig(budget=budget, batches="proportional")),
         ):
-            makers[f"{times}x_{name}"] = partial(made, dataset, times, lookahead, hot)
+            makers[f"{times}x_{name}"] = partial(build, dataset, times, lookahead, hot)
     pair: Mapping[str, Side] = {name: make() for name, make in makers.items()}
     for name, each in pair.items():
         if name != "dram":
             fill(each)
     seconds = take_turns(pair, rounds, stretch, warmup=2 * stretch + 10)
-    found = [_row(name, each, median(seconds[name]), median(seconds["dram"])) for name, each in pair.items()]
-    for row in found[1:]:
+    rows = [_row_of(name, each, median(seconds[name]), median(seconds["dram"])) for name, each in pair.items()]
+    for row in rows[1:]:
         check_budget(row, float32_bytes(dataset) / int(row["tables"].split("x")[0]))
     for each in pair.values():
         each.close()
         each.model.embeddings.close()  # type: ignore[operator,union-attr]
-    return found
+    return rows
 
 
-def _row(name: str, each: Side, seconds: float, in_dram: float) -> dict[str, Any]:
+def _row_of(name: str, each: Side, seconds: float, in_dram: float) -> dict[str, Any]:
     model = each.model
     assert isinstance(model, CTRModel)
     hot = each.loader.hot_samples / each.loader.samples if isinstance(each.loader, HotLoader) else None
@@ -155,28 +155,28 @@ def _row(name: str, each: Side, seconds: float, in_dram: float) -> dict[str, Any
 
 
 def run(quick: bool, data: Path | None = None, rows: int | None = None) -> dict[str, Any]:
-    """Shares alone with real `data`; both with the synthetic log.
+    """Measure hot shares of `data`, or hot shares and speed on the synthetic log.
 
     Parameters
     ----------
     rows : int
-        Most rows of a table, where the machine's memory is too small for the whole log's; batches are smaller, too.
+        Limit of the rows of a table, for machines with little memory; batches are smaller, too.
     """
     if data is not None:
         dataset = Dataset.open(data)
-        found, intervals = shares(dataset), held(dataset, CURVE[1], 10 if quick else 100)
+        hot_shares, intervals = shares(dataset), interval_coverage(dataset, CURVE[1], 10 if quick else 100)
         return {
             "config": {"data": data.name, "width": SHARES_WIDTH},
             "metrics": {"intervals_held": intervals["inside"] / intervals["trials"]},
-            "samples": {"rows": found, "intervals": [intervals]},
+            "samples": {"rows": hot_shares, "intervals": [intervals]},
         }
     samples, cap = (1_500_000, 400_000) if quick else (6_000_000, 40_000_000)
     batch = QUICK_BATCH if quick else BATCH
     if rows is not None:
         samples, cap, batch = min(samples, 2 * rows), min(cap, rows), min(batch, SMALL_BATCH)
-    # Kept: making the log takes longer than all that is measured.
+    # The log stays on disk, because generating it takes longer than the measurement.
     dataset = Dataset.open(criteo_shape(ROOT / "data" / "benchmarks" / f"criteo-{samples}-{cap}", samples, cap).path)
-    found = shares(dataset)
+    hot_shares = shares(dataset)
     with tempfile.TemporaryDirectory(dir=ROOT / "data") as folder:
         measured = speeds(dataset, Path(folder), batch, *((4, 8) if quick else (8, 25)))
     tables = dataset.table_rows()
@@ -198,5 +198,5 @@ def run(quick: bool, data: Path | None = None, rows: int | None = None) -> dict[
             "speed_at_8x_planned": speed["8x_planned"],
             "speed_at_37x_planned": speed["37x_planned"],
         },
-        "samples": {"shares": found, "rows": measured},
+        "samples": {"shares": hot_shares, "rows": measured},
     }

@@ -1,7 +1,7 @@
-"""What a part of a long benchmark found, kept for the next try: one that was ended goes on with its next part.
+"""Stored results of the parts of a long benchmark, so that an interrupted benchmark resumes with its next part.
 
-It is kept in ``data/benchmarks/<benchmark>`` and taken from there while what it was made of is the same, versions of
-this code not among it: remove the folder when code has changed.
+Results are stored in ``data/benchmarks/<benchmark>`` and reused while the description of the part is the same. The
+description does not include the version of the code: remove the folder after the code has changed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ FOLDER = ROOT / "data" / "benchmarks"
 
 
 def kept(path: Path, about: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `path` holds where it was made of `about`, else what `make` gives, which is written there."""
+    """Return the stored result at `path` if its description is `about`; otherwise call `make` and store its result."""
     plain = json.loads(json.dumps(about))
     if path.is_file() and (before := json.loads(path.read_text()))["about"] == plain:
-        found: dict[str, Any] = before["found"]
-        return found
-    found = make()
-    content = json.dumps({"about": plain, "found": found}).encode()
+        result: dict[str, Any] = before["found"]
+        return result
+    result = make()
+    content = json.dumps({"about": plain, "found": result}).encode()
     write_atomic(path, lambda file: file.write(content))
-    return found
+    return result

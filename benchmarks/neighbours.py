@@ -1,9 +1,9 @@
-"""Training beside busy processes, and under a quota of processor time: DCN V2, batches of 256, on two processors.
+"""Training next to busy processes, and under a quota of processor time: DCN V2, batches of 256, on two processors.
 
-A run of ours finds out for itself how many threads it should have and how they should wait. Beside it are plain torch
-as it starts, and torch with the best number of threads for each situation, which a user would have to find: the same
-network, one `nn.Embedding` with sparse gradients. Each is a process of its own, `python -m benchmarks.neighbours`, that
-trains when told to; they take turns.
+This library tunes the number of threads and how they wait by itself. It is compared with plain torch with default
+threads, and with torch at the best number of threads for each situation, which a user would have to search. Torch uses
+the same network and one `nn.Embedding` with sparse gradients. Each contender is a process,
+`python -m benchmarks.neighbours`, that trains on request; the contenders alternate.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _GROUP = "stratarec-neighbours"
 
 
 def recipe(folder: Path, name: str, samples: int, **train: Any) -> Recipe:
-    """Of a run below `folder`, on the data there."""
+    """Return the recipe of a run below `folder`, on the data set there."""
     source = {"kind": "synthetic", "samples": samples, "scale": 1.0, "max_rows": 100_000, "session_length": 1.0,
               "missing": 0.0, "seed": 7}  # fmt: skip
     data = {"path": str(folder / "data"), "source": source, "split": {"valid": 0.0, "test": 0.0}}
@@ -56,7 +56,7 @@ def recipe(folder: Path, name: str, samples: int, **train: Any) -> Recipe:
 
 
 class Plain:
-    """Torch alone."""
+    """The same model in plain torch."""
 
     def __init__(self, dataset: Dataset) -> None:
         rows = [dataset.table_rows()[feature.vocabulary] for feature in dataset.schema.sparse]
@@ -71,8 +71,8 @@ class Plain:
 
     def logits(self, batch: Batch) -> Tensor:
         ids = torch.stack([batch.sparse[name].values for name in self._names], dim=1)
-        found: Tensor = self.network(batch.dense, self.table(ids + self._starts))
-        return found
+        logits: Tensor = self.network(batch.dense, self.table(ids + self._starts))
+        return logits
 
     def step(self, batch: Batch) -> None:
         loss = functional.binary_cross_entropy_with_logits(self.logits(batch), batch.label)
@@ -85,14 +85,17 @@ class Plain:
 
 
 class Orders(SilentProgress):
-    """Between steps: waits for an order, which is seconds, and answers it with the samples a second of that time."""
+    """Progress that waits for orders between steps.
+
+    An order is a number of seconds to train; the answer is the throughput of that time in samples per second.
+    """
 
     def __init__(self, orders: IO[str], answers: IO[str]) -> None:
         self._orders, self._answers = orders, answers
         self._until, self._began, self._steps = -math.inf, 0.0, 0
 
     def advance(self, amount: int, note: str = "") -> None:
-        """A step is done."""
+        """Count a step; once the time of the order is over, answer it and wait for the next one."""
         self._steps += 1
         now = time.perf_counter()
         if now < self._until:
@@ -106,20 +109,20 @@ class Orders(SilentProgress):
         self._until = self._began + float(line)
 
     def say(self, message: str) -> None:
-        """What the run says of its threads."""
+        """Print a message of the thread tuner."""
         print(message, file=sys.stderr)
 
 
 def serve(kind: str, folder: Path, threads: int, name: str) -> None:
-    """Train for ever, when told to."""
+    """Train on request until the parent ends."""
     reply = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     orders = Orders(sys.stdin, reply)
     dataset = Dataset.open(str(folder / "data"))
     if kind == "ours":
         never = {"epochs": 10**6, "checkpoint": {"every_minutes": 0}}
-        made = recipe(folder, name, dataset.samples("train"), **never)
-        Trainer(made, dataset, orders).train(overwrite=True)
+        recipe_of_run = recipe(folder, name, dataset.samples("train"), **never)
+        Trainer(recipe_of_run, dataset, orders).train(overwrite=True)
         return
     if threads:
         torch.set_num_threads(threads)
@@ -132,12 +135,12 @@ def serve(kind: str, folder: Path, threads: int, name: str) -> None:
 
 
 class Child:
-    """A process that trains when told to, once a shell has done what `first` says of itself."""
+    """A process that trains on request, started by a shell after it has run the command `first`."""
 
     def __init__(self, kind: str, folder: Path, first: str, *, threads: int = 0, name: str = "run") -> None:
-        given = [sys.executable, "-m", "benchmarks.neighbours", kind, str(folder), str(threads), name]
+        command = [sys.executable, "-m", "benchmarks.neighbours", kind, str(folder), str(threads), name]
         self.process = subprocess.Popen(
-            ["sh", "-c", f'{first} && exec "$@"', "sh", *given],
+            ["sh", "-c", f'{first} && exec "$@"', "sh", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -152,25 +155,27 @@ class Child:
         return float(line)
 
     def speed(self, seconds: float) -> float:
-        """Samples a second."""
+        """Train for `seconds` and return the samples per second."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{seconds}\n")
         self.process.stdin.flush()
         return self._answer()
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self.process.kill()
         self.process.wait()
 
 
 class Quota:
-    """A control group whose processes get so many processors' time; where none can be made, they are stopped and let go
-    on in periods of 100 ms, as the system does it."""
+    """A limit on the processor time of some processes, as a number of processors.
+
+    It is a control group. If none can be created, a thread stops and resumes the processes in periods of 100 ms.
+    """
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self.folder = _make_group(share)
+        self.folder = _create_group(share)
         self.kind = "paused" if self.folder is None else "v2" if (self.folder / "cpu.max").exists() else "v1"
         self._pids: list[int] = []
         self._end = threading.Event()
@@ -180,15 +185,15 @@ class Quota:
 
     @property
     def first(self) -> str:
-        """What a shell does that enters it."""
+        """Shell command that enters the control group."""
         return "true" if self.folder is None else f"echo $$ > {self.folder}/cgroup.procs"
 
     def watch(self, child: Child) -> None:
-        """Let a child have no more than the quota."""
+        """Apply the quota to a child process."""
         self._pids.append(child.process.pid)
 
     def _pause(self) -> None:
-        """What processes used is known to 10 ms alone, so all are stopped once they had the quota by the clock."""
+        """Stop and resume all processes by the clock, because their processor time is known only to 10 ms."""
         while not self._end.is_set():
             for number, seconds in (
                 (signal.SIGCONT, self._share / PROCESSORS),
@@ -200,13 +205,13 @@ class Quota:
                 time.sleep(_PERIOD * seconds)
 
     def close(self) -> None:
-        """Remove it, once its processes have ended."""
+        """Remove the control group after its processes have ended."""
         self._end.set()
         if self.folder is not None:
             self.folder.rmdir()
 
 
-def _make_group(share: float) -> Path | None:
+def _create_group(share: float) -> Path | None:
     for top, limits in (
         ("/sys/fs/cgroup", {"cpu.max": f"{int(share * 100_000)} 100000"}),
         ("/sys/fs/cgroup/cpu", {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": f"{int(share * 100_000)}"}),
@@ -228,7 +233,7 @@ def _make_group(share: float) -> Path | None:
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many processes of no use, each of which wants a processor for itself."""
+    """Run `count` processes that each keep one processor busy."""
     children = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         time.sleep(0.3)
@@ -240,18 +245,21 @@ def busy(count: int) -> Iterator[None]:
 
 
 def turns(children: Mapping[str, Child], *, settle: float, rounds: int, seconds: float) -> dict[str, float]:
-    """Median samples a second of each, in alternation, once ours has trained for `settle` seconds."""
+    """Return the median samples per second of each child, in alternation.
+
+    StrataRec trains for `settle` seconds before the measurement.
+    """
     for name, child in children.items():
         child.speed(settle if name == "ours" else 1)
-    found: dict[str, list[float]] = {name: [] for name in children}
+    measured: dict[str, list[float]] = {name: [] for name in children}
     for round_ in range(rounds):
         for name in list(children) if round_ % 2 else list(reversed(children)):
-            found[name].append(children[name].speed(seconds))
-    return {name: median(speeds) for name, speeds in found.items()}
+            measured[name].append(children[name].speed(seconds))
+    return {name: median(speeds) for name, speeds in measured.items()}
 
 
 def gate(folder: Path, samples: int) -> None:
-    """Plain torch gives our logits with our weights, and a run of ours the same bits however its threads wait."""
+    """Check that plain torch gives the same logits, and that runs are bitwise equal however threads wait."""
     dataset = prepare(recipe(folder, "gate", samples).data)
     batch = next(iter(Loader(dataset, "train", LoaderConfig(batch_size=BATCH)).batches(0)))
     plain, ours = Plain(dataset), build_model(DCNv2Config(initial_logit="zero"), dataset.schema, dataset.table_rows())
@@ -262,24 +270,24 @@ def gate(folder: Path, samples: int) -> None:
         torch.testing.assert_close(plain.logits(batch), ours(batch), rtol=1e-4, atol=1e-5)
     outcomes = []
     for number, sleep in enumerate((False, True)):
-        made = recipe(folder, f"gate-{number}", samples, max_steps=30, threads=PROCESSORS)
-        trainer = Trainer(made, dataset)
+        recipe_of_run = recipe(folder, f"gate-{number}", samples, max_steps=30, threads=PROCESSORS)
+        trainer = Trainer(recipe_of_run, dataset)
         ThreadConfig(PROCESSORS, sleep=sleep).use()
         trainer.train(overwrite=True)
         outcomes.append([weight.clone() for weight in trainer.model.network.parameters()])
     ThreadConfig(PROCESSORS, sleep=False).use()
     if not all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True)):
-        raise AssertionError("a run has other bits where threads sleep while they wait")
+        raise AssertionError("the result of a run depends on whether waiting threads sleep")
 
 
 def contenders(stack: ExitStack, folder: Path, name: str, first: str) -> dict[str, Child]:
-    """Ours, torch as it starts, and torch with each smaller number of threads."""
-    found = {"ours": Child("ours", folder, first, name=name), "torch": Child("torch", folder, first)}
+    """Start StrataRec, torch with default threads, and torch with each smaller number of threads."""
+    children = {"ours": Child("ours", folder, first, name=name), "torch": Child("torch", folder, first)}
     for threads in range(1, PROCESSORS):
-        found[f"torch {threads}"] = Child("torch", folder, first, threads=threads)
-    for child in found.values():
+        children[f"torch {threads}"] = Child("torch", folder, first, threads=threads)
+    for child in children.values():
         stack.callback(child.close)
-    return found
+    return children
 
 
 def _on(processors: Sequence[int]) -> str:
@@ -292,7 +300,7 @@ def _row(situation: str, speeds: Mapping[str, float]) -> dict[str, Any]:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Quiet, beside neighbours, and under quotas."""
+    """Measure alone, next to busy processes, and under quotas."""
     samples = 100_000 if quick else 300_000
     rounds = 1 if quick else 3
     timing: dict[str, Any] = {"settle": 4.0, "rounds": rounds, "seconds": 1.5}
@@ -300,9 +308,9 @@ def run(quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place, ExitStack() as whole:
         folder = Path(place)
         gate(folder, samples)
-        some = sorted(os.sched_getaffinity(0))[:PROCESSORS]
+        processors = sorted(os.sched_getaffinity(0))[:PROCESSORS]
         with ExitStack() as stack:
-            children = contenders(stack, folder, "free", _on(some))
+            children = contenders(stack, folder, "free", _on(processors))
             quiet = _row("alone", turns(children, **timing))
             rows.append(quiet)
             for count in NEIGHBOURS:
@@ -314,7 +322,7 @@ def run(quick: bool) -> dict[str, Any]:
                     share = row[name] / (fair * quiet[name])
                     row[f"{name}_share"] = share
                     metrics[f"fair_share_{count}" + ("" if name == "ours" else f"_{name}")] = share
-        single = Child("ours", folder, _on(some[:1]), name="single")
+        single = Child("ours", folder, _on(processors[:1]), name="single")
         whole.callback(single.close)
         for share in QUOTAS:
             with ExitStack() as stack:
@@ -324,13 +332,13 @@ def run(quick: bool) -> dict[str, Any]:
                 children = contenders(stack, folder, f"quota-{share}", quota.first)
                 for child in children.values():
                     quota.watch(child)
-                found = turns({**children, "single": single}, **timing)
-            row = _row(f"quota {share}", found) | {"one_processor": found["single"]}
+                speeds = turns({**children, "single": single}, **timing)
+            row = _row(f"quota {share}", speeds) | {"one_processor": speeds["single"]}
             rows.append(row)
             for name in ("ours", "torch", "torch_best"):
-                row[f"{name}_share"] = row[name] / (share * found["single"])
-            for name, behind in (("ours", ""), ("torch_best", "_torch_best")):
-                metrics[f"quota_share_{round(10 * share)}{behind}"] = row[f"{name}_share"]
+                row[f"{name}_share"] = row[name] / (share * speeds["single"])
+            for name, suffix in (("ours", ""), ("torch_best", "_torch_best")):
+                metrics[f"quota_share_{round(10 * share)}{suffix}"] = row[f"{name}_share"]
     return {
         "config": {
             "batch": BATCH, "model": "dcnv2", "samples": samples, "quotas_by": sorted(kinds), "timing": timing,

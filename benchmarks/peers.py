@@ -1,4 +1,4 @@
-"""TorchRec's side of whole-model benchmarks."""
+"""TorchRec's side of benchmarks of whole models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stratarec.embedding.torchrec import to_torchrec
 def fused_collection(
     tables: list[EmbeddingBagConfig], *, rate: float, eps: float, initial: Mapping[str, Tensor]
 ) -> Any:
-    """TorchRec's `FusedEmbeddingBagCollection` (FBGEMM with exact row-wise Adagrad) with the given weights."""
+    """Build TorchRec's `FusedEmbeddingBagCollection` (FBGEMM with exact row-wise Adagrad) with the given weights."""
     fused = import_peer("torchrec.modules.fused_embedding_modules")
     optimizers = import_peer("torchrec.optim.rowwise_adagrad")
     collection = fused.FusedEmbeddingBagCollection(
@@ -33,7 +33,7 @@ def fused_collection(
 
 
 class TorchRecDLRM(nn.Module):
-    """TorchRec's own DLRM over its fused collection."""
+    """TorchRec's own DLRM on its fused collection."""
 
     def __init__(self, collection: Any, dense: int, bottom: list[int], top: list[int]) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class TorchRecDLRM(nn.Module):
         )
 
     def regularize(self, dropout: float) -> None:
-        """Give every hidden layer torch's batch normalization and dropout, as `MLP` has them."""
+        """Add torch's batch normalization and dropout to every hidden layer, as in `MLP`."""
         perceptron = import_peer("torchrec.modules.mlp").Perceptron
         *bottom, _ = [layer for layer in self.dlrm.dense_arch.modules() if isinstance(layer, perceptron)]
         for layer in (*bottom, *self.dlrm.over_arch.modules()):

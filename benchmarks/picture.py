@@ -1,4 +1,4 @@
-"""The README's picture: ratios of its figures as bars, from the result files."""
+"""Figures of the README and the documentation: ratios as bars, and curves, from the result files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _WIDE = 42
 
 
 def write_picture(path: Path, ratios: Sequence[tuple[str, float]]) -> None:
-    """Draw texts and ratios, the first at the top; 1 is as fast, or as large, as what it is compared with.
+    """Draw ratios as bars, the first at the top; 1 means as fast or as large as the baseline.
 
-    The same ratios give the same bytes.
+    Equal ratios give equal bytes.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -22,15 +22,15 @@ def write_picture(path: Path, ratios: Sequence[tuple[str, float]]) -> None:
         axes = figure.add_subplot()
         names = [textwrap.fill(text, _WIDE) for text, _ in ratios]
         values = [value for _, value in ratios]
-        places = range(len(ratios))[::-1]
+        positions = range(len(ratios))[::-1]
         colours = ["#2a7f62" if value >= 1 else "#b0763a" for value in values]
-        axes.barh(places, values, color=colours, height=0.6)
-        for place, value in zip(places, values, strict=True):
-            axes.text(value + 0.04, place, f"{value:.2f}", va="center", fontsize=9)
-        axes.set_yticks(places, names, fontsize=9)
+        axes.barh(positions, values, color=colours, height=0.6)
+        for position, value in zip(positions, values, strict=True):
+            axes.text(value + 0.04, position, f"{value:.2f}", va="center", fontsize=9)
+        axes.set_yticks(positions, names, fontsize=9)
         axes.axvline(1, color="#444444", linewidth=1)
         axes.set_xlim(0, max(values) * 1.1)
-        axes.set_xlabel("times what it is compared with (1: the same)", fontsize=9)
+        axes.set_xlabel("relative to the compared library (1: equal)", fontsize=9)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(left=False)
         # Readers of dark pages see it, too.
@@ -42,11 +42,9 @@ def write_curves(
     path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[tuple[float, float, float]]]]]],
     across: str, up: str, level: float | None = None, *, up_by_log: bool = False,
 ) -> None:  # fmt: skip
-    """Draw a panel for each title, of named curves of (x, y, half the height of its bar); x by its logarithm.
+    """Draw a panel for each title, with named curves of points (x, y, half the height of the error bar).
 
-    With `up_by_log`, y is drawn by its logarithm, too.
-
-    The same figures give the same bytes.
+    The x axis is logarithmic, and also the y axis if `up_by_log`. Equal points give equal bytes.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure

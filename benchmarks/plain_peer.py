@@ -1,7 +1,7 @@
-"""FBGEMM as it is installed, in a process of its own: without huge pages and with malloc's own thresholds.
+"""FBGEMM with its default memory settings, in a child process: no huge pages, and malloc's default thresholds.
 
-These are fixed when a process first allocates, so they cannot be switched inside the benchmark. The child keeps its
-tables and batches, makes one step when told to, and answers with its seconds; the parent makes it take turns.
+A process fixes these settings at its first allocation, so they cannot change inside the benchmark. The child keeps its
+tables and batches, runs one step per request, and answers with the seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TUNING = ("THP_MEM_ALLOC_ENABLE", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHO
 
 
 class PlainPeer:
-    """The parent's handle of the child."""
+    """Handle of the child process."""
 
     def __init__(self, shape: Shape, most_threads: int) -> None:
         self._child = subprocess.Popen(
@@ -46,18 +46,18 @@ class PlainPeer:
         return answer
 
     def step(self, number: int) -> float:
-        """Seconds of one step."""
+        """Run one step in the child and return its seconds."""
         return float(self._ask(str(number)))
 
     def close(self) -> None:
-        """End the child."""
+        """End the child process."""
         if self._child.stdin is not None:
             self._child.stdin.close()
         self._child.wait(timeout=60)
 
 
 def serve(orders: IO[str], answers: IO[str]) -> None:
-    """Read what to build, answer the number of threads that is fastest, then make a step a line."""
+    """Build the operator of the first line, answer the fastest number of threads, then run one step per line."""
     order: dict[str, Any] = json.loads(orders.readline())
     shape = Shape(**order["shape"])
     peer = build_fbgemm(shape)
@@ -77,7 +77,7 @@ def serve(orders: IO[str], answers: IO[str]) -> None:
 
 
 if __name__ == "__main__":
-    # Libraries print to standard output when they load; answers go to a copy of it of their own.
+    # Libraries print to standard output when they load, so answers use a copy of it.
     reply = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     serve(sys.stdin, reply)

@@ -1,9 +1,9 @@
-"""What `stratarec plan` says of a recipe against what training it measures, for twelve recipes.
+"""Predictions of `stratarec plan` compared with measured training, for twelve recipes.
 
-Models, batches, widths, budgets, homes, codecs and sessions that repeat differ, and none of these shapes is one that
-the planner measures its constants on. Each is planned, then trained by `Trainer` as `stratarec train` does; beside the
-plan stand the seconds of a step and of its parts, the bytes of each memory and the rows that missed level 0. Of what a
-plan says are upper bounds, bytes may be left unused.
+The recipes differ in models, batches, widths, budgets, homes, codecs and repeating sessions; the planner measures its
+constants on none of these shapes. Each recipe is planned, then trained by `Trainer` as by `stratarec train`. The
+results list predicted and measured seconds of a step and of its parts, bytes of each memory, and cache misses. Where
+the plan predicts an upper bound, fewer bytes are no error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TIME, BYTES = 0.15, 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A recipe in short."""
+    """Short form of a recipe."""
 
     data: str
     model: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Cell:
     steps: int
     memory: Mapping[str, Any] = field(default_factory=dict)
     dram: float = 0.0
-    """Of the tables' float32 bytes; 0 for no budget."""
+    """Budget as a share of the tables' float32 bytes; 0 for no budget."""
     block: bool = False
 
 
@@ -94,7 +94,7 @@ _SESSIONS = {"log": 1.0, "sessions": 12.0}
 
 
 def data(folder: Path, name: str, samples: int, cap: int) -> PrepareConfig:
-    """A log of Criteo's shape: samples one by one, or sessions whose contexts repeat."""
+    """Return the configuration of a log of Criteo's shape, with single samples or repeating sessions."""
     source = SyntheticConfig(samples=samples, scale=1.0, max_rows=cap, session_length=_SESSIONS[name], seed=7)
     return PrepareConfig(
         source=source, path=str(folder / name), vocabulary=VocabularyConfig(min_count=1, tail_buckets=16),
@@ -103,7 +103,7 @@ def data(folder: Path, name: str, samples: int, cap: int) -> PrepareConfig:
 
 
 def recipe_of(name: str, config: PrepareConfig, folder: Path) -> Recipe:
-    """A cell's recipe."""
+    """Return the recipe of a cell."""
     cell, dataset = CELLS[name], Dataset.open(config.path)
     memory = dict(cell.memory)
     if cell.dram:
@@ -123,7 +123,7 @@ def recipe_of(name: str, config: PrepareConfig, folder: Path) -> Recipe:
 
 
 def cell(name: str, config: PrepareConfig, folder: Path, shorter: int) -> dict[str, Any]:
-    """A recipe planned, then trained."""
+    """Plan a recipe, train it, and return the prediction with the measurement."""
     recipe, dataset = recipe_of(name, config, folder), Dataset.open(config.path)
     recipe = replace(recipe, train=replace(recipe.train, max_steps=max(CELLS[name].steps // shorter, 20)))
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
@@ -132,7 +132,7 @@ def cell(name: str, config: PrepareConfig, folder: Path, shorter: int) -> dict[s
     planned = forecast_step(recipe, dataset, plan)
     trainer = Trainer(recipe, dataset, plan=plan)
     result = trainer.train()
-    # The machine's own speed changes by a fifth within minutes: planned before and after, it is that of the training.
+    # The machine's speed changes by a fifth within minutes, so average the plans before and after training.
     later = forecast_step(recipe, dataset, plan)
     planned_step, drift = (planned.total + later.total) / 2, later.network / planned.network
     took = MeasuredStep.of(asdict(trainer.state))
@@ -141,8 +141,8 @@ def cell(name: str, config: PrepareConfig, folder: Path, shorter: int) -> dict[s
     compute = stages["looking up rows"] + stages["updating rows"]
     caches = {each["table"]: each for each in result["caches"]}
     cached = [placed for placed in plan.tables if placed.table in caches]
-    hits = _hits([(placed.distinct, placed.misses) for placed in cached])
-    found = _hits([(caches[placed.table]["distinct"], caches[placed.table]["missed"]) for placed in cached])
+    planned_hits = _hits([(placed.distinct, placed.misses) for placed in cached])
+    measured_hits = _hits([(caches[placed.table]["distinct"], caches[placed.table]["missed"]) for placed in cached])
     row = {
         "cell": name, "batch": batch, "steps": recipe.train.max_steps, "cached": len(cached),
         "step_ms": 1e3 * took.seconds, "planned_step_ms": 1e3 * planned_step,
@@ -153,25 +153,26 @@ def cell(name: str, config: PrepareConfig, folder: Path, shorter: int) -> dict[s
         "planned_network_ms": 1e3 * planned.network,
         "wait_ms": 1e3 * took.wait.seconds,
         "reading_ms": 1e3 * stages["reading batches"], "drift": drift,
-        "hit_rate": found, "planned_hit_rate": hits,
+        "hit_rate": measured_hits, "planned_hit_rate": planned_hits,
         "time_error": planned_step / took.seconds - 1,
         "bytes_error": max(map(_bytes_error, result["memory"]), default=0.0),
     }  # fmt: skip
-    told = (f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items())
-    print(" ".join(told), file=sys.stderr, flush=True)
+    fields = (f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items())
+    print(" ".join(fields), file=sys.stderr, flush=True)
     return row
 
 
 def _hits(tables: Sequence[tuple[float, float]]) -> float:
-    """Of distinct rows and missed ones of tables, all together."""
+    """Return the hit rate of all tables together, from pairs of distinct and missed rows."""
     distinct, missed = np.sum(tables, axis=0) if tables else (0.0, 0.0)
     return float(1 - missed / distinct) if distinct else 1.0
 
 
 def _bytes_error(memory: Mapping[str, Any]) -> float:
-    """How far the bytes of a memory are from the plan's, of which upper bounds may be left unused.
+    """Return the relative error of the predicted bytes of a memory; fewer bytes than an upper bound are no error.
 
-    A log holds no row that was never written, and a few hundred steps write few: of a device all is an upper bound.
+    A log contains no row that was never written, and a few hundred steps write few rows, so all bytes predicted for a
+    device are an upper bound.
     """
     least = 0 if memory["memory"] == "block" else memory["predicted"] - memory["reserve"]
     nearest = min(max(memory["used"], least), memory["predicted"])
@@ -179,7 +180,7 @@ def _bytes_error(memory: Mapping[str, Any]) -> float:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """All twelve; `quick` trains a tenth of the steps on a log of a fifth."""
+    """Measure all twelve recipes; `quick` trains a tenth of the steps on a fifth of the log."""
     samples, cap, shorter = (200_000, 40_000, 10) if quick else (1_000_000, 200_000, 1)
     measure_tiers(MemoryConfig(), again=True)
     rows = []

@@ -1,6 +1,6 @@
-"""Test AUC of low-precision tables against float32: whole runs, paired seeds, both roundings.
+"""Test AUC of low-precision tables compared with float32: whole runs, paired seeds, both roundings.
 
-On the synthetic Criteo shape; `precision_quality_globo` does the same on a click log. Nothing is timed, so other work
+This benchmark uses the synthetic Criteo shape, `precision_quality_globo` a click log. Nothing is timed, so other work
 on the machine does not matter.
 """
 
@@ -31,7 +31,7 @@ RECIPES = Path(stratarec.__file__).parent / "recipes"
 def quality(
     name: str, data: PrepareConfig, recipe: Path, changes: Sequence[str], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Test AUC of float32, and of both codecs with both roundings, a line each."""
+    """Return the test AUC of float32, and of both codecs with both roundings, one row each."""
     fixed = [*changes, "train.eval_every=0", "train.checkpoint.every_minutes=0"]
     kinds: list[tuple[str, str, list[str]]] = [("fp32", "", [])]
     for kind, share in SHARES.items():
@@ -46,8 +46,8 @@ def quality(
         aucs, losses, cached = [], [], 0.0
         for seed in seeds:
             with tempfile.TemporaryDirectory() as run:
-                made = Recipe.load(recipe, [*fixed, *memory, f"train.seed={seed}", f"train.run={run}/run"])
-                trainer = Trainer(replace(made, data=data), Dataset.open(data.path))
+                loaded = Recipe.load(recipe, [*fixed, *memory, f"train.seed={seed}", f"train.run={run}/run"])
+                trainer = Trainer(replace(loaded, data=data), Dataset.open(data.path))
                 result = trainer.train()
             aucs.append(result["test"]["auc"])
             losses.append(result["test"]["log_loss"])
@@ -63,7 +63,7 @@ def quality(
 
 
 def _cached_share(trainer: Trainer) -> float:
-    """Slots over rows, of the tables that do not lie whole in level 0."""
+    """Return slots over rows, of the tables that are not stored whole in level 0."""
     if trainer.plan is None:
         return 1.0
     tiered = [placed for placed in trainer.plan.tables if placed.tier != "level0"]
@@ -71,7 +71,7 @@ def _cached_share(trainer: Trainer) -> float:
 
 
 def criteo_shape(folder: Path, samples: int, cap: int) -> PrepareConfig:
-    """The Criteo shape, prepared."""
+    """Prepare a log of the Criteo shape."""
     source = SyntheticConfig(samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7)
     vocabulary = VocabularyConfig(min_count=1, tail_buckets=16)
     split = SplitConfig(by="fraction", valid=0.0, test=0.2)
@@ -81,13 +81,13 @@ def criteo_shape(folder: Path, samples: int, cap: int) -> PrepareConfig:
 
 
 def metric_name(row: dict[str, Any]) -> str:
-    """Stochastic rounding, which is the default, is not named."""
+    """Return the name of a row's metric; stochastic rounding, the default, is omitted."""
     rounding = "" if row["rounding"] == "stochastic" else f"_{row['rounding']}"
     return f"auc_delta_{row['kind']}{rounding}_{row['data']}"
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Three seeds each; `quick` has one, of few samples."""
+    """Train three seeds each; `quick` has one seed of few samples."""
     seeds = (1,) if quick else (1, 2, 3)
     with tempfile.TemporaryDirectory() as folder:
         shape = (200_000, 100_000) if quick else (2_500_000, 1_000_000)
@@ -96,7 +96,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def as_result(rows: list[dict[str, Any]], seeds: Sequence[int], **config: Any) -> dict[str, Any]:
-    """What a result file holds of the lines of `quality`."""
+    """Return the content of a result file from the rows of `quality`."""
     return {
         "config": {"shares": SHARES, "state": "bf16", "parameters": "fp16", "seeds": seeds, **config},
         "metrics": {metric_name(row): row["auc_delta"] for row in rows if row["rounding"]},

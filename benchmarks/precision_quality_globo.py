@@ -1,6 +1,6 @@
-"""Test AUC of low-precision tables against float32 on the Globo click log: whole runs, paired seeds, both roundings.
+"""Test AUC of low-precision tables compared with float32 on the Globo click log: paired seeds, both roundings.
 
-The log has 34 thousand distinct values in all. Small batches, staged when they come, need the smallest cache.
+The log has 34 thousand distinct values in total. Small batches without lookahead need the smallest cache.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ STEPS, QUICK_STEPS = 4000, 50
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Three seeds each; `quick` has one, of few steps."""
+    """Train three seeds each; `quick` has one seed of few steps."""
     seeds = (1,) if quick else (1, 2, 3)
     changes = [
         "train.batch_size=1024", "memory.lookahead=0", f"train.max_steps={QUICK_STEPS if quick else STEPS}",

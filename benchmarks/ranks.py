@@ -1,7 +1,7 @@
-"""Whole runs of several ranks under torchrun: how far their models are from those of one process, and kills.
+"""Whole runs of several ranks under torchrun: difference of their models from those of one process, and kills.
 
-Every cell trains 100 steps on the global batch of one process and compares every weight and state of every row, and
-the network. Then ranks are killed with SIGKILL at random moments of runs that torchrun starts again. Nothing is timed.
+Every cell trains 100 steps on the global batch of one process and compares the network and every row with its optimizer
+state. Then ranks are killed with SIGKILL at random moments of runs that torchrun restarts. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ Model = dict[str, NDArray[Any]]
 COMMAND = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 STEPS = 100
 TIMEOUT = 20.0
-# What a start takes at most beyond the timeout, on a busy machine: two of torchrun's own waits, and compiling.
+# Longest start beyond the timeout on a busy machine: two waits of torchrun, and compilation.
 SLACK = 120.0
 
 
 class Failed(AssertionError):
-    """The gate of this benchmark."""
+    """A check of this benchmark failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One run."""
+    """Settings of one run."""
 
     data: str
     """``plain`` or ``deduplicated``."""
@@ -62,7 +62,7 @@ class Cell:
         return "-".join(str(value) for value in vars(self).values())
 
     def recipe(self, root: Path, **train: Any) -> dict[str, Any]:
-        """Its recipe; `train` changes the training section."""
+        """Return the content of the recipe; `train` changes its training section."""
         memory: dict[str, Any] = {}
         if self.home != "memory":
             memory = {"precision": "int8", "lookahead": 2, "cache": {"fraction": 0.2, "ways": 8}}
@@ -88,7 +88,10 @@ class Cell:
         }  # fmt: skip
 
     def plan(self, root: Path) -> Path | None:
-        """The file of its plan; a planner would not send so few rows to a device, nor keep them exactly."""
+        """Write a plan with this home and precision and return its file, or None for `memory`.
+
+        The planner itself would keep so few rows in memory.
+        """
         if self.home == "memory":
             return None
         recipe = Recipe.from_dict(self.recipe(root))
@@ -102,21 +105,21 @@ class Cell:
         return path
 
     def train(self, root: Path, **train: Any) -> Path:
-        """Train it to the end; where its run is."""
-        made = self.recipe(root, **train)
-        with started(made, root, self.ranks, plan=self.plan(root)) as process:
+        """Train the run to its end and return its directory."""
+        content = self.recipe(root, **train)
+        with started(content, root, self.ranks, plan=self.plan(root)) as process:
             _, error = process.communicate(timeout=600)
             _require(process.returncode == 0, f"{self.name}: {error[-2000:]}")
-        return Path(made["train"]["run"])
+        return Path(content["train"]["run"])
 
 
 @contextmanager
 def started(
-    made: dict[str, Any], root: Path, ranks: int, *options: str, plan: Path | None = None
+    content: dict[str, Any], root: Path, ranks: int, *options: str, plan: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """`stratarec train` by so many ranks, in a process of its own."""
-    path = root / "recipes" / f"{Path(made['train']['run']).name}.yaml"
-    path.write_text(yaml.safe_dump(made))
+    """Run `stratarec train` with `ranks` ranks in a child process."""
+    path = root / "recipes" / f"{Path(content['train']['run']).name}.yaml"
+    path.write_text(yaml.safe_dump(content))
     command = [*COMMAND, "--nproc-per-node", str(ranks), *options] if ranks > 1 else [sys.executable]
     command += ["-m", "stratarec", "train", str(path), "-q", *(["--plan", str(plan)] if plan else [])]
     process = subprocess.Popen(
@@ -131,86 +134,88 @@ def started(
 
 
 def model(run: Path) -> Model:
-    """Every row of every table with its state, and the network, as one process reads them."""
-    with open_run(run) as found:
-        embeddings = found.model.embeddings
+    """Return the network and every row of every table with its optimizer state, read by one process."""
+    with open_run(run) as trained:
+        embeddings = trained.model.embeddings
         rows = {
             f"{table.name}.{part}": values.numpy().copy()
             for table in embeddings.tables
             for part, values in embeddings.rows(table.name, 0, table.num_embeddings).items()
         }
-        dense = found.model.network.state_dict()
+        dense = trained.model.network.state_dict()
         return {**rows, **{name: value.numpy().copy() for name, value in dense.items()}}
 
 
-def farthest(found: Model, want: Model) -> float:
-    """The largest difference of a number, over the largest number of its tensor; 0 where all bits are the same."""
-    return max(float(distances.max()) for distances in _distances(found, want))
+def farthest(actual: Model, expected: Model) -> float:
+    """Return the largest difference relative to the largest number of its tensor; 0 if all bits are equal."""
+    return max(float(distances.max()) for distances in _distances(actual, expected))
 
 
-def typical(found: Model, want: Model) -> float:
-    """As `farthest`, the mean over the numbers of a tensor, of the tensor where that is largest."""
-    return max(float(distances.mean()) for distances in _distances(found, want))
+def typical(actual: Model, expected: Model) -> float:
+    """Return the mean difference relative to the largest number of a tensor, of the tensor where it is largest."""
+    return max(float(distances.mean()) for distances in _distances(actual, expected))
 
 
-def _distances(found: Model, want: Model) -> Iterator[NDArray[Any]]:
-    _require(found.keys() == want.keys(), "models of other tensors")
-    return (np.abs(found[name] - values) / max(np.abs(values).max(), 1e-30) for name, values in want.items())
+def _distances(actual: Model, expected: Model) -> Iterator[NDArray[Any]]:
+    _require(actual.keys() == expected.keys(), "the models differ in their tensors")
+    return (np.abs(actual[name] - values) / max(np.abs(values).max(), 1e-30) for name, values in expected.items())
 
 
 def cells(quick: bool) -> Iterator[tuple[Cell, list[Cell]]]:
-    """Runs of one process, and those of several ranks that are held against each."""
+    """Yield runs of one process, each with the runs of several ranks to compare with it."""
     homes = (("memory", "fp32"), ("dram", "int8"), ("log", "fp32"), ("log", "int8"))
     for data, (home, precision) in itertools.product(("plain", "deduplicated"), homes[: 2 if quick else 4]):
         one = Cell(data=data, home=home, precision=precision)
-        shared = (("row", 2),) if quick else (("row", 2), ("table", 4))
+        layouts = (("row", 2),) if quick else (("row", 2), ("table", 4))
         yield (
             one,
             [
                 Cell(data=data, home=home, precision=precision, sharding=sharding, ranks=ranks)
-                for sharding, ranks in shared
+                for sharding, ranks in layouts
             ],
         )
 
 
 def exactness(root: Path, quick: bool) -> list[dict[str, Any]]:
-    """One process against ranks, and ranks against themselves."""
+    """Compare ranks with one process, and two runs of the same ranks with each other."""
     rows = []
     for one, others in cells(quick):
-        want = model(one.train(root))
+        expected = model(one.train(root))
         for cell in others:
             run = cell.train(root)
-            found = model(run)
-            rows.append({**vars(cell), "farthest": farthest(found, want), "mean": typical(found, want)})
+            actual = model(run)
+            rows.append({**vars(cell), "farthest": farthest(actual, expected), "mean": typical(actual, expected)})
             print(rows[-1], file=sys.stderr, flush=True)
             if (cell.ranks, cell.sharding) == (2, "row"):
                 shutil.rmtree(run)
-                _require(farthest(model(cell.train(root)), found) == 0, f"{cell.name}: other bits the second time")
+                _require(
+                    farthest(model(cell.train(root)), actual) == 0, f"{cell.name}: the second run is not bitwise equal"
+                )
     return rows
 
 
 def kills(root: Path, count: int) -> list[dict[str, Any]]:
-    """Kill a random rank at a random moment, `count` times; torchrun starts the ranks again."""
-    draws, found = random.Random(7), []
+    """Kill a random rank at a random moment, `count` times; torchrun restarts the ranks."""
+    draws, results = random.Random(7), []
     for ranks, home in ((2, "log"), (4, "dram")):
         cell = Cell(data="deduplicated", home=home, precision="int8", sharding="row", ranks=ranks)
         options = {"eval_every": 15, "checkpoint": {"every_steps": 10, "keep": 2}}
         whole = root / "runs" / f"whole-{ranks}"
-        want = model(cell.train(root, **options, run=str(whole)))
+        expected = model(cell.train(root, **options, run=str(whole)))
         for number in range(count // 2):
             run = root / "runs" / f"killed-{ranks}-{number}"
-            found.append({"ranks": ranks, "home": home, **_killed(cell, root, run, options, draws)})
-            print(found[-1], file=sys.stderr, flush=True)
-            _require(farthest(model(run), want) == 0, f"{run}: other bits than without a kill")
+            results.append({"ranks": ranks, "home": home, **_killed(cell, root, run, options, draws)})
+            print(results[-1], file=sys.stderr, flush=True)
+            _require(farthest(model(run), expected) == 0, f"{run}: not bitwise equal to a run without a kill")
             left = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".")]
-            _require(not left, f"{run}: {left} left behind")
-    return found
+            _require(not left, f"{run}: temporary checkpoints {left} remain")
+    return results
 
 
 def _killed(cell: Cell, root: Path, run: Path, options: dict[str, Any], draws: random.Random) -> dict[str, Any]:
-    """One run with one kill; how long it took afterwards to the end."""
-    made = cell.recipe(root, **options, run=str(run))
-    with started(made, root, cell.ranks, "--max-restarts", "3", plan=cell.plan(root)) as process:
+    """Run once with one kill and return the seconds from the kill to the end."""
+    content = cell.recipe(root, **options, run=str(run))
+    with started(content, root, cell.ranks, "--max-restarts", "3", plan=cell.plan(root)) as process:
         while not ranks_of(process.pid):
             time.sleep(0.05)
         while not checkpoint.list_checkpoints(run / "checkpoints") and process.poll() is None:
@@ -230,10 +235,10 @@ def _killed(cell: Cell, root: Path, run: Path, options: dict[str, Any], draws: r
 
 
 def ranks_of(pid: int) -> list[int]:
-    """Ranks that torchrun runs."""
+    """Return the processes of the ranks that torchrun runs."""
     try:
-        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(each) for each in found if b"stratarec" in Path(f"/proc/{each}/cmdline").read_bytes()]
+        pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(each) for each in pids if b"stratarec" in Path(f"/proc/{each}/cmdline").read_bytes()]
     except OSError:
         return []
 
@@ -244,7 +249,7 @@ def _require(fine: bool, message: str) -> None:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """16 cells, 20 kills; `quick` has 4 and 2."""
+    """Run 16 cells and 20 kills; `quick` has 4 and 2."""
     count = 2 if quick else 20
     with tempfile.TemporaryDirectory(prefix="ranks-", dir="/var/tmp") as folder:
         root = Path(folder)

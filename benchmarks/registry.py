@@ -1,4 +1,4 @@
-"""Every benchmark by name."""
+"""Registry and runner of all benchmarks."""
 
 from __future__ import annotations
 
@@ -61,26 +61,25 @@ class PeerMissing(StrataError):
 
 
 def import_peer(name: str) -> Any:
-    """A peer's module."""
+    """Import the module of a peer, or raise `PeerMissing`."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise PeerMissing(f"{name} does not import ({error}); `make bench NAME=...` installs the peers") from error
+        raise PeerMissing(f"{name} cannot be imported ({error}); `make bench NAME=...` installs the peers") from error
 
 
 def run(name: str, *, quick: bool, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a benchmark: its module's ``run(quick)`` gives config, metrics and samples once its gate has passed.
+    """Run a benchmark: the ``run(quick, **options)`` of its module checks correctness, measures, and returns results.
 
-    Some take `options`: ``data``, ``rows`` and ``minutes``, and ``models``, ``seeds``, ``threads``, ``precision`` and
-    ``peer_seeds`` of `quality`, of which `sizes`, `globo` and `tower_quality` take some, ``samples`` and ``logs``.
+    Raises `ConfigError` if the benchmark does not exist or does not support an option.
     """
     if name not in BENCHMARKS:
-        raise ConfigError(f"no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
+        raise ConfigError(f"unknown benchmark {name!r}; choose from {', '.join(BENCHMARKS)}")
     body: Callable[..., dict[str, Any]] = importlib.import_module(BENCHMARKS[name]).run
-    strange = [option for option in options if option not in inspect.signature(body).parameters]
-    if strange:
-        raise ConfigError(f"benchmark {name!r} takes no {strange[0]}; leave --{strange[0]} out")
-    found = body(quick, **options)
+    unsupported = [option for option in options if option not in inspect.signature(body).parameters]
+    if unsupported:
+        raise ConfigError(f"benchmark {name!r} does not support --{unsupported[0]}; omit the option")
+    result = body(quick, **options)
     return {
         "benchmark": name,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -89,12 +88,12 @@ def run(name: str, *, quick: bool, options: Mapping[str, Any]) -> dict[str, Any]
         "versions": versions(),
         "sources": source_hash(BENCHMARKS[name]),
         "gate": "passed",
-        **found,
+        **result,
     }
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores and memory."""
+    """Return processor, cores and memory of this machine."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = next((line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name")), "")
     memory = Path("/proc/meminfo").read_text().split()[1] if Path("/proc/meminfo").exists() else "0"
@@ -108,10 +107,10 @@ def hardware() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that matters."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of all installed libraries that affect results."""
+    versions_of = {"python": platform.python_version()}
     installed = {str(entry.metadata["Name"]).lower() for entry in metadata.distributions()}
-    wanted = (
+    names = (
         "stratarec",
         "torch",
         "numba",
@@ -126,6 +125,6 @@ def versions() -> dict[str, str]:
         "river",
         "catboost",
     )
-    return found | {
-        name: metadata.version(name) for name in wanted if name in installed or name.replace("-", "_") in installed
+    return versions_of | {
+        name: metadata.version(name) for name in names if name in installed or name.replace("-", "_") in installed
     }

@@ -39,14 +39,14 @@ MATTER = (
     ("Transformer over histories, speed with deduplication over without",
      "dedup_train", "ratio_transformer", "{:.2f}"),
 )  # fmt: skip
-"""Text, which may name the processor, benchmark, metric and form of the README's figures."""
+"""Figures of the README: text (which may name the processor), benchmark, metric and number format."""
 _OLDER = "\\*"
 GPU_BENCHMARKS = {
     "gpu_embedding": "tools.gpu.kernels",
     **dict.fromkeys(("gpu_train", "gpu_hot", "gpu_precision", "gpu_tiers", "gpu_dedup"), "tools.gpu.steps"),
 }
-"""Modules of the benchmarks that run on a machine with a GPU, by `tools/gpu/check.sh`."""
-# From here on decimals say nothing.
+"""Modules of the benchmarks that `tools/gpu/check.sh` runs on a machine with a GPU."""
+# Numbers from here on are printed without decimals.
 _LARGE = 10_000
 
 
@@ -56,15 +56,15 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """What `write_result` wrote."""
+    """Read a result file of `write_result`."""
     content = read_json(path)
     if not isinstance(content, dict) or "benchmark" not in content:
-        raise DatasetError(f"{path} is no result of a benchmark")
+        raise DatasetError(f"{path} is not a result file of a benchmark")
     return content
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """Show the samples and the metrics, as wide as the terminal is."""
+    """Print the samples and the metrics in the width of the terminal."""
     console = make_console()
     rows = result.get("samples", {}).get("rows", [])
     if rows:
@@ -77,8 +77,10 @@ def print_result(result: dict[str, Any]) -> None:
 
 
 def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print names of a row first, then its figures; what is the same in all rows apart. Rows may lack some. Values with
-    parts, such as evaluations, are in the file alone."""
+    """Print rows as a table: names first, then figures. Values that are the same in all rows are printed above it.
+
+    Rows may lack values. Values with parts, such as evaluations, are only in the file.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row if not _has_parts(row[name])))
     same = [name for name in names if len(rows) > 1 and all(row.get(name) == rows[0].get(name) for row in rows)]
     columns = [name for name in names if name not in same]
@@ -106,16 +108,19 @@ def _cell(value: Any) -> str:
 
 
 def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> None:
-    """Replace what stands between the markers: in the README by the figures that matter most, in words, and in the page
-    of benchmarks by every metric of the result files. The picture has those of the figures that are ratios."""
-    found = [json.loads(file.read_text()) for file in sorted(results.glob("*.json"))]
-    # Contenders of a benchmark may have run apart, and have a file each.
+    """Replace the text between the markers of both documents, and draw the figures.
+
+    The README gets the figures of `MATTER`, the page of benchmarks every metric of the result files. The picture shows
+    the figures of `MATTER` that are ratios.
+    """
+    results_read = [json.loads(file.read_text()) for file in sorted(results.glob("*.json"))]
+    # A benchmark may have several files, if its contenders ran separately.
     metrics: dict[str, dict[str, float]] = {}
     older: set[str] = set()
     targets: dict[str, dict[str, float]] = {}
     limits: dict[str, dict[str, float]] = {}
     processors: dict[str, set[str]] = {}
-    for result in found:
+    for result in results_read:
         if not result["quick"]:
             metrics.setdefault(result["benchmark"], {}).update(result["metrics"])
             targets.setdefault(result["benchmark"], {}).update(result["config"].get("targets", {}))
@@ -137,10 +142,10 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
     ratios = [(text, metrics[name][metric]) for text, name, metric, _ in matter if not metric.startswith("auc")]
     write_picture(picture, ratios)
     rows_of = {
-        result["benchmark"]: result.get("samples", {}).get("rows", []) for result in found if not result["quick"]
+        result["benchmark"]: result.get("samples", {}).get("rows", []) for result in results_read if not result["quick"]
     }
     _draw_more(rows_of, picture)
-    for result in found:
+    for result in results_read:
         if result["benchmark"] == "simulator" and not result["quick"] and _is_of_this_code(result):
             _draw_cluster(result, picture.with_name("cluster_speed.svg"))
     rows = ["| benchmark | metric | value | target |", "| --- | --- | ---: | --- |"]
@@ -156,11 +161,11 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
     _put(page, [*rows, "", *measured_on, *(["", note] if older else [])])
 
 
-def _draw_more(samples: Mapping[str, list[dict[str, Any]]], beside: Path) -> None:
-    """Draw the pictures of single benchmarks."""
+def _draw_more(samples: Mapping[str, list[dict[str, Any]]], picture: Path) -> None:
+    """Draw the figures of single benchmarks."""
     if ladder := samples.get("hot_published"):
         write_picture(
-            beside.with_name("hot_ladder.svg"), [(f"{row['data']}: {row['rung']}", row["ratio"]) for row in ladder]
+            picture.with_name("hot_ladder.svg"), [(f"{row['data']}: {row['rung']}", row["ratio"]) for row in ladder]
         )
     if towers := samples.get("tower_quality"):
         panels = []
@@ -175,7 +180,7 @@ def _draw_more(samples: Mapping[str, list[dict[str, Any]]], beside: Path) -> Non
                 curves.append((model, points))
             panels.append((data, curves))
         write_curves(
-            beside.with_name("tower_curve.svg"),
+            picture.with_name("tower_curve.svg"),
             panels,
             "bytes that towers send for a sample",
             "AUC minus AUC without towers",
@@ -183,7 +188,7 @@ def _draw_more(samples: Mapping[str, list[dict[str, Any]]], beside: Path) -> Non
         )
     if growth := samples.get("growth"):
         write_curves(
-            beside.with_name("growth.svg"), panels_of(growth), "size", "cost, relative to the least size", 1,
+            picture.with_name("growth.svg"), panels_of(growth), "size", "cost, relative to the least size", 1,
             up_by_log=True,
         )  # fmt: skip
     if counts := samples.get("host_counts"):
@@ -195,11 +200,11 @@ def _draw_more(samples: Mapping[str, list[dict[str, Any]]], beside: Path) -> Non
             ])
             for share in dict.fromkeys(row["share_of_speed"] for row in counts)
         ]  # fmt: skip
-        write_curves(beside.with_name("hosts.svg"), [("", curves)], "terabytes of rows", "hosts")
+        write_curves(picture.with_name("hosts.svg"), [("", curves)], "terabytes of rows", "hosts")
 
 
 def _draw_cluster(result: Mapping[str, Any], path: Path) -> None:
-    """Draw predicted speeds of towers by number of GPUs; bars are errors of predictions in measured cells."""
+    """Draw the predicted speed of towers by number of GPUs; bars are errors of the predictions in measured cells."""
     metrics, rows = result["metrics"], [row for row in result["samples"]["rows"] if row["ratio"] == 2]
     missed = sorted(speed_errors(result["samples"]["cells"]))
     half = (missed[-1 - len(missed) // 10] - missed[len(missed) // 10]) / 2
@@ -216,19 +221,19 @@ def _draw_cluster(result: Mapping[str, Any], path: Path) -> None:
 
 
 def _is_of_this_code(result: dict[str, Any]) -> bool:
-    """Whether the modules that it measured are as they were."""
+    """Whether the measured modules have not changed since the result."""
     module = {**BENCHMARKS, **GPU_BENCHMARKS}.get(result["benchmark"])
     return module is not None and result.get("sources") == source_hash(module)
 
 
 def _processor(hardware: Mapping[str, Any]) -> str:
-    """Its name, and whether it has the instructions by which speeds of peers differ most."""
+    """Return the processor's name, and whether it has AVX-512, on which the speed of peers depends most."""
     name = hardware["processor"].replace("(R)", "").replace(" Processor", "")
     return f"{name} {'with' if hardware['avx512'] else 'without'} AVX-512"
 
 
 def _judged(value: float, target: float | None, limit: float | None) -> str:
-    """A target, the least value or the largest (`limit`), and whether it was met, where the result file has one."""
+    """Return the target of a metric (a lower bound, or the upper bound `limit`) and whether it was met."""
     if limit is not None:
         return f"at most {limit:.4g}, {'met' if value <= limit else 'missed'}"
     return "" if target is None else f"{target:.4g}, {'met' if value >= target else 'missed'}"

@@ -1,8 +1,8 @@
-"""The least time that memory allows an embedding step: a bare kernel that moves the same cache lines and nothing else.
+"""Least time that memory bandwidth allows an embedding step: a bare kernel that moves the same cache lines.
 
-Forward reads every line of a batch's distinct rows once and writes the output; the update reads the gradient once, and
-reads and writes every line of the distinct rows and their state; both read the ids. Rows come in ascending order, as
-many ahead as our kernels ask for, on as many threads, in the arrays that our own step works on.
+Forward reads every line of the distinct rows of a batch once and writes the output. The update reads the gradient once,
+and reads and writes every line of the distinct rows and their state. Both read the ids. Rows are visited in ascending
+order, with the same prefetch distance, threads and arrays as the embedding step.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch, prefetch_row
 from stratarec.kernels.simd.vector import broadcast, store, stream
 
 _LINE = 16
-# Where our pooling writes past the caches.
+# Output size from which pooling uses non-temporal stores.
 _STREAM_BYTES = 4 << 20
 
 
 @njit(**BODY)
 def _read_lines(flat, first, last):
-    """The lines ``first:last`` of flat words, in order."""
-    found = np.uint32(0)
+    """Read the lines ``first:last`` of flat words, in order."""
+    checksum = np.uint32(0)
     for line in range(first, last):
-        found ^= flat[line * U(16)]
-    return found
+        checksum ^= flat[line * U(16)]
+    return checksum
 
 
 @njit(**BODY)
@@ -41,7 +41,7 @@ def _lines(flat):
 
 
 @njit(**BODY)
-def _forward(member, counter, weights, rows, width, ids, out, streaming, found):
+def _forward(member, counter, weights, rows, width, ids, out, streaming, checksums):
     D, chunk = U(width), max(U(65536) // U(width), U(16))
     row_tasks = (U(len(rows)) + chunk - U(1)) // chunk
     id_tasks, out_tasks = _lines(ids) // U(4096) + U(1), _lines(out) // U(4096) + U(1)
@@ -62,17 +62,17 @@ def _forward(member, counter, weights, rows, width, ids, out, streaming, found):
             value = _read_lines(ids, first, min(first + U(4096), _lines(ids)))
         else:
             first = (task - row_tasks - id_tasks) * U(4096)
-            # A last line that is cut short is left out.
+            # An incomplete last line is skipped.
             for line in range(first, min(first + U(4096), U(len(out)) // U(16))):
                 if streaming:
                     stream(out, line * U(16), broadcast(np.float32(0.0), 16))
                 else:
                     store(out, line * U(16), broadcast(np.float32(0.0), 16))
-        found[member * 16] ^= value
+        checksums[member * 16] ^= value
 
 
 @njit(**BODY)
-def _update(member, counter, weights, state, rows, width, ids, gradient, nothing, found):
+def _update(member, counter, weights, state, rows, width, ids, gradient, nothing, checksums):
     D, chunk = U(width), max(U(65536) // U(width), U(16))
     row_tasks = (U(len(rows)) + chunk - U(1)) // chunk
     id_tasks, gradient_tasks = _lines(ids) // U(4096) + U(1), _lines(gradient) // U(4096) + U(1)
@@ -97,27 +97,27 @@ def _update(member, counter, weights, state, rows, width, ids, gradient, nothing
         else:
             first = (task - row_tasks - id_tasks) * U(4096)
             value = _read_lines(gradient, first, min(first + U(4096), _lines(gradient)))
-        found[member * 16] ^= value
+        checksums[member * 16] ^= value
 
 
 @njit(nogil=True, cache=True)
-def _look_up(team, weights, rows, width, ids, out, streaming, found):
-    run_team(team, _forward, (np.zeros(1, np.int64), weights, rows, width, ids, out, streaming, found))
+def _look_up(team, weights, rows, width, ids, out, streaming, checksums):
+    run_team(team, _forward, (np.zeros(1, np.int64), weights, rows, width, ids, out, streaming, checksums))
 
 
 @njit(nogil=True, cache=True)
-def _train(team, weights, state, rows, width, ids, gradient, nothing, found):
-    run_team(team, _update, (np.zeros(1, np.int64), weights, state, rows, width, ids, gradient, nothing, found))
+def _train(team, weights, state, rows, width, ids, gradient, nothing, checksums):
+    run_team(team, _update, (np.zeros(1, np.int64), weights, state, rows, width, ids, gradient, nothing, checksums))
 
 
 class Roof:
-    """What some batches must move in a collection whose tables are all resident, of one width and one feature each.
+    """The memory traffic of some batches, for a collection of resident tables of one width with one feature each.
 
     Parameters
     ----------
     ours : TieredEmbeddingBagCollection
     batches : sequence of tuple of Tensor
-        Ids of all features, one after the other, and offsets of bags, as `Shape.bags` gives them.
+        Ids of all features, one after the other, and offsets of bags, as returned by `Shape.bags`.
     gradient : Tensor
         ``[B, columns]`` of the pooled output.
     """
@@ -132,25 +132,25 @@ class Roof:
         bases, features, size = group.layout.base.tolist(), len(group.features), len(gradient)
         self._batches: list[tuple[NDArray[Any], NDArray[Any]]] = []
         for ids, offsets in batches:
-            places = offsets[::size][: features + 1].tolist()
+            starts = offsets[::size][: features + 1].tolist()
             distinct = [
                 np.unique(ids[first:last].numpy()) + base
-                for base, first, last in zip(bases, places, places[1:], strict=False)
+                for base, first, last in zip(bases, starts, starts[1:], strict=False)
             ]
             self._batches.append((np.concatenate(distinct).astype(np.uint64), _words(ids)))
 
     def step(self, number: int) -> None:
-        """Move what batch `number` must, as a step does."""
-        # Half the batches on from the one that others just had, whose rows would still be in the cache.
+        """Move the bytes of batch `number`."""
+        # The other contenders just used batch `number`, whose rows may be in the cache, so use a distant batch.
         rows, ids = self._batches[(number + len(self._batches) // 2) % len(self._batches)]
         gradient = _words(self._gradient)
         out = RECYCLER.empty(*self._gradient.shape)
         threads = threads_for(len(ids) // 2)
-        found = np.zeros(threads * _LINE, dtype=np.uint32)
+        checksums = np.zeros(threads * _LINE, dtype=np.uint32)
         streaming = gradient.nbytes >= _STREAM_BYTES
-        _look_up(team_of(threads), self._weights, rows, self._width, ids, out.view(-1).numpy(), streaming, found)
+        _look_up(team_of(threads), self._weights, rows, self._width, ids, out.view(-1).numpy(), streaming, checksums)
         _train(
-            team_of(threads), self._weights, self._state, rows, self._width, ids, gradient, np.uint32(0), found
+            team_of(threads), self._weights, self._state, rows, self._width, ids, gradient, np.uint32(0), checksums
         )  # fmt: skip
 
 

@@ -1,12 +1,11 @@
-"""Scores of raw rows from an export: `stratarec.Scorer` against ONNX Runtime and against torch on the exported program.
+"""Scores of raw rows from an export: `stratarec.Scorer` compared with ONNX Runtime and torch on the exported program.
 
-All begin with raw columns as Python lists and end with probabilities. What stands around the peers' network is what a
-team would write by the export's README.txt: a dictionary for each vocabulary, and rows of NumPy arrays. Their
-dictionaries are made beforehand, take some hundred bytes a value, which a vocabulary that outgrows memory does not
-allow, and nothing is checked on the way. Each uses one thread, as
-a service does that scores several requests at once, and they take turns. The scorer computes the network by ONNX
-Runtime, as it does where the extra is installed; `p50_ms_1_torch` is one row without it. `scaling_8` is the speed of
-single rows from eight threads over the speed from one.
+All contenders start from raw columns as Python lists and end with probabilities. The peers' features are computed as
+the README.txt of the export suggests: by a dictionary for each vocabulary, and NumPy arrays. Building the dictionaries
+is not timed; they take some hundred bytes per value, which is too much for vocabularies that outgrow memory, and the
+peers check no input. Each contender uses one thread, as in a service that scores several requests at once, and all
+alternate. The scorer computes the network by ONNX Runtime, as if the extra is installed; `p50_ms_1_torch` is one row
+without it. `scaling_8` is the speed of single rows on eight threads over the speed on one.
 """
 
 from __future__ import annotations
@@ -42,24 +41,24 @@ Network = Callable[[NDArray[np.float32], NDArray[np.float32]], NDArray[np.float3
 
 
 def make_log(path: Path, rows: int) -> pl.DataFrame:
-    """Criteo's shape: numbers, and categories of which half are integers and half text, with a Zipf-like skew."""
+    """Write a log of Criteo's shape: numbers, and categories (half integers, half text) with a Zipf-like skew."""
     draws = np.random.default_rng(3)
     columns: dict[str, Any] = {"label": draws.integers(0, 2, rows)}
-    columns |= {f"I{place}": draws.lognormal(1, 2, rows) for place in range(DENSE)}
-    for place in range(CATEGORIES):
+    columns |= {f"I{number}": draws.lognormal(1, 2, rows) for number in range(DENSE)}
+    for number in range(CATEGORIES):
         ids = (VALUES * draws.random(rows) ** 4).astype(np.int64)
-        columns[f"C{place}"] = ids * 7919 if place % 2 else [f"value-{each:x}" for each in ids]
+        columns[f"C{number}"] = ids * 7919 if number % 2 else [f"value-{each:x}" for each in ids]
     frame = pl.DataFrame(columns)
     frame.write_parquet(path)
     return frame
 
 
 def make_export(root: Path, steps: int) -> Path:
-    """Of a DLRM with the hidden sizes that recipes have by default."""
+    """Train and export a DLRM with the default hidden sizes."""
     schema = {
         "label": "label",
-        "dense": [{"name": f"I{place}"} for place in range(DENSE)],
-        "sparse": [{"name": f"C{place}"} for place in range(CATEGORIES)],
+        "dense": [{"name": f"I{number}"} for number in range(DENSE)],
+        "sparse": [{"name": f"C{number}"} for number in range(CATEGORIES)],
     }
     source = {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema}
     recipe = Recipe.from_dict(
@@ -97,7 +96,7 @@ class Probability(torch.nn.Module):
 
 
 class Plain:
-    """Raw columns -> features by dictionaries, then a network: what the peers do."""
+    """The peers: features by dictionaries, then a network."""
 
     def __init__(self, folder: Path, manifest: ExportManifest, network: Network) -> None:
         self._network, self._schema = network, manifest.columns
@@ -105,7 +104,7 @@ class Plain:
         self._ids: dict[str, dict[Any, int]] = {}
         for name, entry in manifest.vocabularies.items():
             values = pl.read_parquet(folder / entry.path)["value"][: entry.values]
-            self._ids[name] = {value: place for place, value in enumerate(values.to_list())}
+            self._ids[name] = {value: position for position, value in enumerate(values.to_list())}
         dense = [manifest.moments[feature.name] for feature in self._schema.dense]
         self._mean = np.array([each.mean for each in dense])
         self._deviation = np.array([each.deviation for each in dense])
@@ -121,7 +120,7 @@ class Plain:
 
 
 def onnx_network(folder: Path, threads: int) -> Network:
-    """ONNX Runtime's, at its highest optimization."""
+    """Return the network in ONNX Runtime at its highest optimization level."""
     runtime = import_peer("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -130,19 +129,19 @@ def onnx_network(folder: Path, threads: int) -> Network:
 
 
 def torch_network(folder: Path) -> Network:
-    """torch's, on the program that this benchmark exported itself."""
+    """Return the exported program of the network in torch."""
     program = torch.export.load(folder.parent / PROGRAM).module()
 
     def run(dense: NDArray[np.float32], pooled: NDArray[np.float32]) -> NDArray[np.float32]:
         with torch.inference_mode():
-            found: NDArray[np.float32] = program(torch.from_numpy(dense), torch.from_numpy(pooled)).numpy()
-        return found
+            scores: NDArray[np.float32] = program(torch.from_numpy(dense), torch.from_numpy(pooled)).numpy()
+        return scores
 
     return run
 
 
 def gate(contenders: Mapping[str, Any], batch: Columns) -> float:
-    """All give the same scores."""
+    """Check that all contenders return the same scores."""
     expected = contenders["ours"].score(batch)
     worst = max(float(np.abs(each.score(batch) - expected).max()) for each in contenders.values())
     if worst > 1e-6:
@@ -155,7 +154,7 @@ def batches(frame: pl.DataFrame, size: int, count: int) -> list[Columns]:
 
 
 def single_rows(scorer: Scorer, without: Scorer, frame: pl.DataFrame, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of a row, in each kind of frame that it may come in, and as a dict `without` ONNX Runtime."""
+    """Return the milliseconds of a row in each kind of frame, and as a dict `without` ONNX Runtime."""
     frames = [frame.sample(1, seed=seed) for seed in range(200)]
     kinds: dict[str, Sequence[Any]] = {
         "dict": [each.to_dict(as_series=False) for each in frames],
@@ -163,23 +162,23 @@ def single_rows(scorer: Scorer, without: Scorer, frame: pl.DataFrame, rounds: in
         "arrow": [each.to_arrow() for each in frames],
     }
     kinds["torch"] = kinds["dict"]
-    found: dict[str, list[float]] = {name: [] for name in kinds}
+    milliseconds: dict[str, list[float]] = {name: [] for name in kinds}
     for round_ in range(-50, rounds):
         for name, rows in kinds.items():
             used = without if name == "torch" else scorer
             began = time.perf_counter()
             used.score(rows[round_ % len(rows)])
             if round_ >= 0:
-                found[name].append(1e3 * (time.perf_counter() - began))
-    return found
+                milliseconds[name].append(1e3 * (time.perf_counter() - began))
+    return milliseconds
 
 
-def rows_per_second(scorer: Scorer, given: Sequence[Columns], threads: int, calls: int) -> float:
-    """Of single rows that several threads score at once."""
+def rows_per_second(scorer: Scorer, requests: Sequence[Columns], threads: int, calls: int) -> float:
+    """Return the throughput of single rows that several threads score concurrently."""
 
     def score(first: int) -> None:
         for number in range(first, calls, threads):
-            scorer.score(given[number % len(given)])
+            scorer.score(requests[number % len(requests)])
 
     with ThreadPoolExecutor(threads) as pool:
         began = time.perf_counter()
@@ -188,14 +187,14 @@ def rows_per_second(scorer: Scorer, given: Sequence[Columns], threads: int, call
 
 
 def scaling(scorer: Scorer, frame: pl.DataFrame, threads: int, rounds: int) -> float:
-    """Rows a second of several threads over those of one; they take turns."""
-    given, calls = batches(frame, 1, 200), 200
-    runs = [[rows_per_second(scorer, given, count, calls) for count in (1, threads)] for _ in range(rounds + 1)]
+    """Return the throughput of several threads over that of one, in alternation."""
+    requests, calls = batches(frame, 1, 200), 200
+    runs = [[rows_per_second(scorer, requests, count, calls) for count in (1, threads)] for _ in range(rounds + 1)]
     return median(many / one for one, many in runs[1:])
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Rows one at a time, 100 and 1,000 at once."""
+    """Measure requests of 1, 100 and 1,000 rows."""
     threads = 1
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
@@ -203,7 +202,7 @@ def run(quick: bool) -> dict[str, Any]:
         frame = make_log(root / "log.parquet", 50_000 if quick else 300_000)
         exported = make_export(root, 5 if quick else 50)
         scorer, without = Scorer.open(exported, runtime="onnxruntime"), Scorer.open(exported, runtime="torch")
-        # Values that have a row of their own: what the peers do has no tail.
+        # Use only values in the vocabularies, because the peers do not support the tail.
         for name, entry in scorer.manifest.vocabularies.items():
             known = pl.read_parquet(exported / entry.path)["value"][: entry.values]
             frame = frame.filter(pl.col(name).is_in(known.implode()))
@@ -216,7 +215,7 @@ def run(quick: bool) -> dict[str, Any]:
         singles = single_rows(scorer, without, frame, 100 if quick else 2000)
         scale = scaling(scorer, frame, 8, 3 if quick else 25)
         rows = [_timed(contenders, batches(frame, size, 8), size, 20 if quick else 200) for size in (1, 100, 1000)]
-    ordered = {name: sorted(found) for name, found in singles.items()}
+    ordered = {name: sorted(each) for name, each in singles.items()}
     return {
         "config": {"threads": threads, "dense": DENSE, "categories": CATEGORIES, "values": VALUES},
         "metrics": {
@@ -232,9 +231,9 @@ def run(quick: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _timed(contenders: Mapping[str, Any], given: Sequence[Columns], size: int, rounds: int) -> dict[str, Any]:
+def _timed(contenders: Mapping[str, Any], requests: Sequence[Columns], size: int, rounds: int) -> dict[str, Any]:
     def call(scorer: Any) -> Callable[[int], object]:
-        return lambda number: scorer.score(given[number % len(given)])
+        return lambda number: scorer.score(requests[number % len(requests)])
 
     seconds = alternate({name: call(each) for name, each in contenders.items()}, rounds, warmup=20)
-    return {"batch": size, **{f"{name}_ms": 1e3 * median(found) for name, found in seconds.items()}}
+    return {"batch": size, **{f"{name}_ms": 1e3 * median(each) for name, each in seconds.items()}}

@@ -1,10 +1,10 @@
-"""The logs with sessions that the deduplication benchmarks share: prepared with groups, and without.
+"""Logs with sessions that the deduplication benchmarks share, prepared with and without groups.
 
-Both are made of the same samples: clicks with L = 50 and 4 negatives (Globo), and real impressions (Trivago). The
+Both data sets contain the same samples: clicks with L = 50 and 4 negatives (Globo), or real impressions (Trivago). The
 recipe of Globo adds 17 numbers about each candidate, counted from earlier clicks, none of which repeats;
-``globo_bare`` is what the log itself has; sessions of ``trivago_slates`` are its slates. Rows of the log are not
-stored (``data.keep_rows``): what is compared is what training reads. They are kept in ``data/benchmarks`` and used
-again while logs and settings are the same.
+``globo_bare`` has only the columns of the log. The sessions of ``trivago_slates`` are its slates. Rows of the log are
+not stored (``data.keep_rows``), so that only the bytes that training reads are compared. Data sets are stored in
+``data/benchmarks`` and reused while logs and settings are the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VARIANTS = {
 
 
 def recipe(name: str, groups: GroupMode, *overrides: str) -> Recipe:
-    """The recipe of a log, its data in ``data/benchmarks``."""
+    """Return the recipe of a log, with its data set in ``data/benchmarks``."""
     base, changes = VARIANTS.get(name, (name, []))
     log = LOGS / FILES[base]
     if not log.is_file():
@@ -49,7 +49,7 @@ def recipe(name: str, groups: GroupMode, *overrides: str) -> Recipe:
 
 
 def prepared(name: str, groups: GroupMode, *overrides: str) -> Dataset:
-    """The prepared log; made anew where it is of other logs or settings."""
+    """Prepare a log, or prepare it again if logs or settings have changed."""
     config = recipe(name, groups, *overrides).data
     try:
         return prepare(config, name=name)
@@ -58,15 +58,15 @@ def prepared(name: str, groups: GroupMode, *overrides: str) -> Dataset:
 
 
 def pair(name: str) -> tuple[Dataset, Dataset]:
-    """A log with groups and without."""
+    """Return the data sets of a log with and without groups."""
     return prepared(name, "auto"), prepared(name, "none")
 
 
-def with_run(made: Recipe, run: Path) -> Recipe:
-    """The recipe with another run directory."""
-    return replace(made, train=replace(made.train, run=str(run)))
+def with_run(recipe: Recipe, run: Path) -> Recipe:
+    """Return the recipe with another run directory."""
+    return replace(recipe, train=replace(recipe.train, run=str(run)))
 
 
 def row_bytes_of(dataset: Dataset, width: int, optimizer: RowOptimizerConfig) -> dict[str, int]:
-    """Bytes of a row of float32 weights and optimizer state, by vocabulary."""
+    """Return the bytes of a row of float32 weights and optimizer state, by vocabulary."""
     return dict.fromkeys(dataset.vocabularies, RecordCodec.of(CodecConfig(), width, optimizer).record_bytes)

@@ -1,6 +1,6 @@
-"""The embedding step in shapes that Criteo's tables do not have, against FBGEMM's operator at its best.
+"""The embedding step in shapes that Criteo's tables lack, compared with FBGEMM's operator at its best.
 
-Many ids a bag, mean pooling, one giant table, hundreds of small ones, odd and large widths, tiny batches, and tables
+Many ids per bag, mean pooling, one giant table, hundreds of small ones, odd and large widths, tiny batches, and tables
 that fit the cache.
 """
 
@@ -37,15 +37,15 @@ SHAPES = {
     "batch of 4": Shape(sizes=[100_000] * 26, width=32, batch=4),
     "in the cache": Shape(sizes=[1_000] * 26, width=32, batch=4096),
 }
-"""What is looked at; every name is a line of the result."""
+"""Measured shapes by name."""
 
 
-# Of one side's tables, of the ids of a batch, and of its pooled output.
+# Limits: bytes of one side's tables, ids of a batch, and bytes of its pooled output.
 _TABLE_BYTES, _LOOKUPS, _OUTPUT_BYTES = 3 << 30, 1 << 21, 256 << 20
 
 
 def compare(shape: Shape, rounds: int, most: int, batches: int = 8) -> dict[str, Any]:
-    """Ours, FBGEMM and the roof in alternation."""
+    """Time StrataRec, FBGEMM and the roof in alternation."""
     pair = Contenders(shape, batches)
     threads = best_threads(pair.step_fbgemm, most)
     roof = Roof(pair.ours, pair.batches, pair.gradient)
@@ -63,13 +63,13 @@ def compare(shape: Shape, rounds: int, most: int, batches: int = 8) -> dict[str,
 
 
 def small(shape: Shape) -> Shape:
-    """The shape with few rows, tables and samples, to compare results by."""
+    """Return the shape with few rows, tables and samples, for checks of correctness."""
     sizes = [min(rows, 2_000) for rows in shape.sizes[:8]]
     return replace(shape, sizes=sizes, batch=min(shape.batch, 64), ids=min(shape.ids, 20))
 
 
 def run_shapes(quick: bool) -> dict[str, Any]:
-    """All shapes; gated by some steps of each in small."""
+    """Measure all shapes, after checking some steps of a small form of each."""
     for shape in SHAPES.values():
         Contenders(small(shape)).agree()
     rounds, most = 10 if quick else 25, torch.get_num_threads()
@@ -85,10 +85,10 @@ def run_shapes(quick: bool) -> dict[str, Any]:
 
 
 def random_shape(draws: np.random.Generator) -> Shape:
-    """Tables of 10^2 to 5 10^7 rows and 4 to 512 floats, 1 to 300 of them, bags of 1 to 100 ids, 4 to 16,384 samples.
+    """Draw 1 to 300 tables of 100 to 5e7 rows and 4 to 512 floats, bags of 1 to 100 ids, 4 to 16,384 samples.
 
-    All but the skew are drawn evenly by their logarithm. What does not fit memory is made smaller: the largest tables
-    first, then batches. FBGEMM takes widths that are multiples of 4.
+    All but the skew are log-uniform. Shapes that do not fit memory are reduced: the largest tables first, then the
+    batch. Widths are multiples of 4, as FBGEMM requires.
     """
 
     def between(least: float, most: float) -> float:
@@ -109,7 +109,7 @@ def random_shape(draws: np.random.Generator) -> Shape:
 
 
 def run_random(quick: bool, seed: int | None = None) -> dict[str, Any]:
-    """Shapes that nobody tuned for, of a new seed, or of `seed`; none where FBGEMM is not installed."""
+    """Measure random shapes of a new seed, or of `seed`; without FBGEMM, return none."""
     seed = secrets.randbits(32) if seed is None else seed
     print(f"random shapes of seed {seed}", flush=True)
     draws, rows, most = np.random.default_rng(seed), [], torch.get_num_threads()
@@ -117,14 +117,14 @@ def run_random(quick: bool, seed: int | None = None) -> dict[str, Any]:
         shape = random_shape(draws)
         try:
             Contenders(small(shape), batches=4).agree(4)
-            found = compare(shape, 5 if quick else 10, most, batches=4)
+            figures = compare(shape, 5 if quick else 10, most, batches=4)
         except PeerMissing:
             return {"metrics": {}, "rows": [], "seed": seed}
-        told = {
+        fields = {
             "tables": len(shape.sizes), "most_rows": max(shape.sizes), "width": shape.width, "batch": shape.batch,
             "ids": shape.ids, "pooling": "mean" if shape.mean else "sum", "skew": round(shape.skew, 2),
         }  # fmt: skip
-        rows.append({**told, **found})
+        rows.append({**fields, **figures})
         print(" ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
                        for name, value in rows[-1].items()), flush=True)  # fmt: skip
     ratios, shares = [row["ratio_fbgemm"] for row in rows], [row["roof_share"] for row in rows]

@@ -1,7 +1,7 @@
-"""The same embedding tables over the same ranks, by our exchange and by TorchRec's.
+"""The same embedding tables on the same ranks, sharded by this library and by TorchRec.
 
-Every contender has an own copy of all tables and makes whole steps of the embedding part: ids to their owners, rows
-back, gradients the same way, row-wise Adagrad. Nothing is prepared ahead on either side.
+Every contender has its own copy of all tables and runs whole steps of the embedding part: ids to their owners, rows
+back, gradients to the owners, row-wise Adagrad. No contender prepares batches ahead.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from stratarec.distributed.sharding import Place, Sharding, TableLoad, plan_shar
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
 from stratarec.embedding.torchrec import to_torchrec
 
-# Tables with so few rows cost less as copies: their gradients are fewer bytes than the rows of a batch.
+# Smaller tables cost less as copies: their gradients are fewer bytes than the rows of a batch.
 _COPIED_ROWS = 1_000
 
 Gradients = Mapping[str, Tensor]
-"""``[B, D]`` of each feature."""
+"""Gradient ``[B, D]`` of the pooled output of each feature."""
 
 
 def tables_of(shape: Shape) -> list[EmbeddingBagConfig]:
-    """One table a feature."""
+    """Return one table for each feature."""
     return [
         EmbeddingBagConfig(name=f"t{i}", num_embeddings=rows, embedding_dim=shape.width, feature_names=(f"f{i}",))
         for i, rows in enumerate(shape.sizes)
@@ -38,26 +38,26 @@ def tables_of(shape: Shape) -> list[EmbeddingBagConfig]:
 
 
 def batch_of(shape: Shape, seed: int) -> KeyedJagged:
-    """The batch of one rank; one id a bag, int64."""
+    """Return the batch of one rank, with one int64 id per bag."""
     ids, _ = shape.bags(seed)
     keys = tuple(f"f{i}" for i in range(len(shape.sizes)))
     return KeyedJagged(keys=keys, values=ids, offsets=None, batch_size=shape.batch)
 
 
 def loads_of(shape: Shape, ranks: int) -> list[TableLoad]:
-    """What a batch of all ranks asks of each table, counted in one batch."""
+    """Return the lookups of a batch of all ranks in each table, estimated from one batch."""
     ids, samples = batch_of(shape, 0).values.view(len(shape.sizes), -1), shape.batch * ranks
     return [
         TableLoad(
             name=table.name, width=shape.width, bytes=table.num_embeddings * 4 * (shape.width + 1),
-            lookups=samples, bags=samples, distinct=float(len(found.unique())),
+            lookups=samples, bags=samples, distinct=float(len(each.unique())),
         )
-        for table, found in zip(tables_of(shape), ids, strict=True)
+        for table, each in zip(tables_of(shape), ids, strict=True)
     ]  # fmt: skip
 
 
 class Ours:
-    """Our collection: `deduplicated` by the plan that `stratarec train` makes, or every table pooled by its owner."""
+    """Sharded collection of this library: `deduplicated` as `stratarec train` plans it, or pooled by owners."""
 
     def __init__(self, shape: Shape, mesh: Mesh, deduplicated: bool) -> None:
         tables = tables_of(shape)
@@ -70,9 +70,9 @@ class Ours:
             Sharding(tables, places, mesh.ranks), mesh, optimizer=RowOptimizerConfig(learning_rate=RATE, eps=EPS)
         )
 
-    def gradient(self, given: Gradients) -> Tensor:
-        """As the output lies."""
-        return torch.cat([given[key] for key in self.collection.pooled_keys], dim=1)
+    def gradient(self, gradients: Gradients) -> Tensor:
+        """Concatenate gradients in the order of the output."""
+        return torch.cat([gradients[key] for key in self.collection.pooled_keys], dim=1)
 
     def step(self, batch: KeyedJagged, gradient: Tensor) -> Tensor:
         pooled: Tensor = self.collection(batch).pooled
@@ -80,12 +80,12 @@ class Ours:
         return pooled
 
     def outputs(self, pooled: Tensor) -> dict[str, Tensor]:
-        """By feature."""
+        """Split the output by feature."""
         parts = pooled.detach().split(self.collection.dims, dim=1)  # type: ignore[no-untyped-call]
         return dict(zip(self.collection.pooled_keys, parts, strict=True))
 
     def weights(self) -> dict[str, Tensor]:
-        """All rows of all tables, on every rank."""
+        """Return all rows of all tables, on every rank."""
         return {table.name: self.collection.table(table.name)["weight"].clone() for table in self.collection.tables}
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Theirs:
     Parameters
     ----------
     kinds : mapping
-        Of each table: ``row``, ``copied`` (a copy on every rank, gradients averaged by DDP), or the rank it lies on.
+        Sharding of each table: ``row``, ``copied`` (a copy on every rank, gradients averaged by DDP), or its rank.
     """
 
     def __init__(self, shape: Shape, kinds: Mapping[str, str | int], ranks: int, local: int) -> None:
@@ -114,9 +114,9 @@ class Theirs:
         modules = import_peer("torchrec.modules.embedding_modules")
         tables = [to_torchrec(table) for table in tables_of(shape)]
         whole = modules.EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
-        ways = {"row": lambda: sharding.row_wise(compute_kernel="fused"), "copied": sharding.data_parallel}
+        layouts = {"row": lambda: sharding.row_wise(compute_kernel="fused"), "copied": sharding.data_parallel}
         places = {
-            name: ways[kind]() if isinstance(kind, str) else sharding.table_wise(rank=kind, compute_kernel="fused")
+            name: layouts[kind]() if isinstance(kind, str) else sharding.table_wise(rank=kind, compute_kernel="fused")
             for name, kind in kinds.items()
         }
         plan = sharding.construct_module_sharding_plan(
@@ -138,19 +138,19 @@ class Theirs:
         return rowwise(copies, lr=RATE, eps=EPS) if copies else None
 
     def converted(self, batch: KeyedJagged) -> Any:
-        """As TorchRec takes it."""
+        """Convert a batch to TorchRec's `KeyedJaggedTensor`."""
         lengths = torch.ones(len(batch.values), dtype=torch.int32)
         return self._keyed(keys=list(batch.keys), values=batch.values, lengths=lengths)
 
     def learn_order(self, batch: KeyedJagged) -> None:
-        """Which feature is where in the output; sharding may change it."""
+        """Record the order of the features in the output, which depends on the sharding."""
         with torch.no_grad():
             self._order = list(self.collection(self.converted(batch)).wait().keys())
 
-    def gradient(self, given: Gradients) -> Tensor:
-        """See `Ours.gradient`; after `learn_order`. DDP divides by the ranks what it adds up."""
+    def gradient(self, gradients: Gradients) -> Tensor:
+        """Concatenate gradients in the order of `learn_order`, and undo DDP's mean over ranks for copies."""
         scale = {key: self._ranks if key in self._copied else 1 for key in self._order}
-        return torch.cat([given[key] * scale[key] for key in self._order], dim=1)
+        return torch.cat([gradients[key] * scale[key] for key in self._order], dim=1)
 
     def step(self, batch: KeyedJagged, gradient: Tensor) -> Tensor:
         if self._dense is not None:
@@ -162,33 +162,33 @@ class Theirs:
         return pooled
 
     def outputs(self, pooled: Tensor) -> dict[str, Tensor]:
-        """See `Ours.outputs`."""
+        """Split the output by feature."""
         parts = pooled.detach().chunk(len(self._order), dim=1)  # type: ignore[no-untyped-call]
         return dict(zip(self._order, parts, strict=True))
 
     def shards(self) -> dict[str, list[tuple[int, Tensor]]]:
-        """This rank's rows of each table: number of the first, and the rows, which can be written."""
-        found = {}
+        """Return this rank's shards of each table, as number of the first row and writable rows."""
+        shards_of = {}
         for key, value in self.collection.state_dict().items():
             shards = value.local_shards() if hasattr(value, "local_shards") else None
-            found[key.split(".")[1]] = (
+            shards_of[key.split(".")[1]] = (
                 [(0, value)] if shards is None
                 else [(shard.metadata.shard_offsets[0], shard.tensor) for shard in shards]
             )  # fmt: skip
-        return found
+        return shards_of
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing, because there are no resources to release."""
 
 
 def balanced(shape: Shape, ranks: int) -> dict[str, int]:
-    """A rank for each table, by the rows it sends, as our own plan for whole tables."""
+    """Return a rank for each table, from this library's plan for whole tables."""
     places = plan_sharding(loads_of(shape, ranks), ranks, "table").places
     return {name: place.first for name, place in places.items()}
 
 
 def peer_kinds(shape: Shape, ranks: int) -> dict[str, dict[str, str | int]]:
-    """TorchRec's contenders: tables whole; row by row; the large ones row by row; the small ones on all ranks."""
+    """Return TorchRec's contenders: whole tables, row-wise, large tables row-wise, and small tables copied."""
     whole = balanced(shape, ranks)
     ordered = sorted(range(len(shape.sizes)), key=lambda i: shape.sizes[i])
     large, small = {f"t{i}" for i in ordered[-4:]}, {f"t{i}" for i in ordered if shape.sizes[i] <= _COPIED_ROWS}
@@ -205,44 +205,44 @@ Make = Callable[[Shape], Contender]
 
 
 def contenders(mesh: Mesh, local: int, shape: Shape) -> dict[str, Make]:
-    """By name; all ranks make them in this order."""
-    found: dict[str, Make] = {
-        "ours": lambda given: Ours(given, mesh, deduplicated=True),
-        "ours_without_dedup": lambda given: Ours(given, mesh, deduplicated=False),
+    """Return the factory of each contender; all ranks must call them in this order."""
+    factories: dict[str, Make] = {
+        "ours": lambda shape_of_tables: Ours(shape_of_tables, mesh, deduplicated=True),
+        "ours_without_dedup": lambda shape_of_tables: Ours(shape_of_tables, mesh, deduplicated=False),
     }
     for name in peer_kinds(shape, mesh.ranks):
 
-        def make(given: Shape, name: str = name) -> Theirs:
-            return Theirs(given, peer_kinds(given, mesh.ranks)[name], mesh.ranks, local)
+        def make(shape_of_tables: Shape, name: str = name) -> Theirs:
+            return Theirs(shape_of_tables, peer_kinds(shape_of_tables, mesh.ranks)[name], mesh.ranks, local)
 
-        found[f"torchrec_{name}"] = make
-    return found
+        factories[f"torchrec_{name}"] = make
+    return factories
 
 
 def gradients_of(shape: Shape, seed: int) -> dict[str, Tensor]:
-    """Those of one rank's output."""
+    """Draw gradients for the output of one rank."""
     draws = torch.Generator().manual_seed(seed)
     return {f"f{i}": 1e-3 * torch.randn(shape.batch, shape.width, generator=draws) for i in range(len(shape.sizes))}
 
 
 def gate(mesh: Mesh, makes: Mapping[str, Make], shape: Shape, steps: int = 5) -> None:
-    """From the same weights, all contenders give the same outputs and weights over some steps, or an error."""
-    made = {name: make(shape) for name, make in makes.items()}
-    ours = made["ours"]
+    """Check that all contenders with equal weights agree in outputs and weights over some steps."""
+    built = {name: make(shape) for name, make in makes.items()}
+    ours = built["ours"]
     assert isinstance(ours, Ours)
-    for peer in made.values():
+    for peer in built.values():
         if isinstance(peer, Theirs):
             peer.learn_order(batch_of(shape, 0))
             _each_shard(peer, ours.weights(), lambda shard, wanted: shard.copy_(wanted))
     for step in range(steps):
         batch = batch_of(shape, 1000 * mesh.rank + step)
-        given = gradients_of(shape, 1000 * mesh.rank + step)
-        outputs = {name: each.outputs(each.step(batch, each.gradient(given))) for name, each in made.items()}
-        for name, found in outputs.items():
+        gradients = gradients_of(shape, 1000 * mesh.rank + step)
+        outputs = {name: each.outputs(each.step(batch, each.gradient(gradients))) for name, each in built.items()}
+        for name, output in outputs.items():
             for key, wanted in outputs["ours"].items():
-                torch.testing.assert_close(found[key], wanted, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+                torch.testing.assert_close(output[key], wanted, rtol=1e-5, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
     final = ours.weights()
-    for each in made.values():
+    for each in built.values():
         if isinstance(each, Theirs):
             _each_shard(
                 each, final, lambda shard, wanted: torch.testing.assert_close(shard, wanted, rtol=1e-5, atol=1e-6)

@@ -1,15 +1,14 @@
-"""The untuned Criteo recipe on made-up logs of Criteo's shape, from 10^5 rows on, beside LightGBM on target encodings.
+"""The untuned Criteo recipe on synthetic logs of Criteo's shape, compared with LightGBM on target encodings.
 
-A log of N rows has 0.8 N to train on, 0.1 N to validate by, and at least 100,000 to test on, however small N is: with
-fewer a seed's chance is larger than what is compared. Every seed is another log. Ours is `recipes/criteo.yaml` as it
-is shipped, with what `training.resolve` chooses for so many samples. Trees have the same samples, prepared with an
-id for every value that occurs twice, not ten times as the recipe has it: they got more of that. Each side has the same
-number of threads.
+A log of N rows has 0.8 N for training, 0.1 N for validation, and at least 100,000 for the test, because noise of a
+smaller test exceeds the differences. Each seed draws another log. StrataRec is the shipped `recipes/criteo.yaml` with
+the defaults of `training.resolve` for the number of samples. Trees get the same samples, with an id for every value
+that occurs twice instead of ten times, which improves them. Both sides use the same number of threads.
 
-The truth of these logs is a factorisation machine with first-order effects (`data.sources.synthetic`): half of what
-there is to know is additive, which trees on target encodings find with few samples, and half are products of latent
-factors of all pairs of features, the form that DLRM has and trees have not. So they favour ours where there is enough
-data to find the products. ``--samples 100000,1000000,10000000`` says which sizes.
+The labels come from a factorisation machine with first-order effects (`data.sources.synthetic`). Half of the signal is
+additive, which trees on target encodings learn from few samples. The other half are products of latent factors of all
+pairs of features, the form of a DLRM. These logs therefore favour the DLRM once there are enough samples.
+``--samples 100000,1000000,10000000`` selects sizes.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ RECIPE = ROOT / "src" / "stratarec" / "recipes" / "criteo.yaml"
 SIZES, SEEDS = (100_000, 1_000_000), 3
 LEAST_TEST = 100_000
 RARE = (10, 2)
-"""Occurrences from which a value has an id: in the recipe, and for trees."""
+"""Minimum occurrences of a value with an id: in the recipe, and for trees."""
 FIGURES = ("auc", "log_loss", "calibration")
 MODELS = ("stratarec", "lightgbm")
 TARGETS = {"auc_delta_lightgbm_100000": 0.0, "auc_delta_lightgbm_1000000": 0.001}
@@ -51,7 +50,7 @@ Row = dict[str, Any]
 
 
 def log(folder: Path, samples: int, seed: int, rare: int, least_test: int = LEAST_TEST) -> PrepareConfig:
-    """A log of N rows and what more the test takes, and how it is prepared."""
+    """Return the configuration of a log of N rows, enlarged to at least `least_test` test samples."""
     test = max(samples // 10, least_test)
     total = samples * 9 // 10 + test
     return PrepareConfig(
@@ -64,57 +63,57 @@ def log(folder: Path, samples: int, seed: int, rare: int, least_test: int = LEAS
 
 
 def ours(data: PrepareConfig, seed: int, threads: int) -> Row:
-    """The recipe as it is shipped, on another log."""
+    """Train the shipped recipe on a log and return its metrics."""
     dataset = prepare(data)
     content = read_content(RECIPE)
     content["data"] = replace(Recipe.load(RECIPE), data=data).to_dict()["data"]
     with tempfile.TemporaryDirectory() as folder:
         content["train"] |= {"seed": seed, "threads": threads, "run": f"{folder}/run"}
         defaults = choose_defaults(Recipe.from_dict(content), leaves(content), dataset)
-        content, said = with_values(content, defaults), describe_defaults(defaults, dataset)
+        content, description = with_values(content, defaults), describe_defaults(defaults, dataset)
         began = time.perf_counter()
         result = Trainer(Recipe.from_dict(content), dataset).train()
         seconds = time.perf_counter() - began
-    found = {name: result["test"][name] for name in FIGURES}
-    return {"model": "stratarec", **found, "seconds": seconds, "settings": said}
+    metrics = {name: result["test"][name] for name in FIGURES}
+    return {"model": "stratarec", **metrics, "seconds": seconds, "settings": description}
 
 
 def lightgbm(data: PrepareConfig, seed: int, threads: int, *, quick: bool) -> Row:
-    """Trees on the same samples."""
+    """Fit trees to the same samples and return their metrics."""
     dataset = prepare(data)
     splits = {split: trees.read(dataset, split) for split in dataset.splits}
     rows = [dataset.vocabularies[feature.vocabulary].rows for feature in dataset.schema.sparse]
     grown = trees.grow(splits, rows, seed=seed, threads=threads, quick=quick)
     test = evaluate_logits(splits["test"].label, grown.test).to_dict()
-    found = {name: test[name] for name in FIGURES}
+    metrics = {name: test[name] for name in FIGURES}
     settings = f"{grown.trees} trees, {grown.settings}"
-    return {"model": "lightgbm", **found, "seconds": grown.seconds, "settings": settings}
+    return {"model": "lightgbm", **metrics, "seconds": grown.seconds, "settings": settings}
 
 
 def gate(forms: Sequence[PrepareConfig]) -> None:
-    """All forms of a log have as many clicks in each split."""
-    found = [dict(prepare(data).positives) for data in forms]
-    if any(each != found[0] for each in found):
-        raise AssertionError(f"clicks of the splits differ between prepared forms: {found}")
+    """Check that all prepared forms of a log have as many clicks in each split."""
+    positives = [dict(prepare(data).positives) for data in forms]
+    if any(each != positives[0] for each in positives):
+        raise AssertionError(f"clicks of the splits differ between prepared forms: {positives}")
 
 
 def both(samples: int, seed: int, threads: int, *, quick: bool) -> list[Row]:
-    """A log, and what each side makes of it."""
+    """Generate a log and return the results of both sides."""
     with tempfile.TemporaryDirectory() as folder:
         forms = [log(Path(folder), samples, seed, rare, 1000 if quick else LEAST_TEST) for rare in RARE]
         gate(forms)
         pair = [ours(forms[0], seed, threads), lightgbm(forms[1], seed, threads, quick=quick)]
-    said = ", ".join(f"{row['model']} {row['auc']:.5f} in {row['seconds']:.0f} s" for row in pair)
-    print(f"{samples:,} rows, seed {seed}: AUC {said}", file=sys.stderr, flush=True)
+    results = ", ".join(f"{row['model']} {row['auc']:.5f} in {row['seconds']:.0f} s" for row in pair)
+    print(f"{samples:,} rows, seed {seed}: AUC {results}", file=sys.stderr, flush=True)
     return [{"samples": samples, "seed": seed, **row} for row in pair]
 
 
 @torch_settings()
 def run(quick: bool, samples: Sequence[int] = SIZES, seeds: int = SEEDS, threads: int = 1) -> dict[str, Any]:
-    """Every size and seed; `quick` has one log of 4,000 rows and 20 trees."""
+    """Measure every size and seed; `quick` has one log of 4,000 rows and 20 trees."""
     import_peer("lightgbm")
     if few := [size for size in samples if size < 1000]:
-        raise ConfigError(f"--samples has {few[0]}, expected 1000 or more")
+        raise ConfigError(f"--samples must be at least 1000; got {few[0]}")
     sizes, draws = ((4000,), 1) if quick else (tuple(samples), seeds)
     about = {"recipe": read_content(RECIPE), "grid": trees.GRID, "fixed": trees.FIXED, "threads": threads}
     rows: list[Row] = []
@@ -137,13 +136,13 @@ def run(quick: bool, samples: Sequence[int] = SIZES, seeds: int = SEEDS, threads
 
 
 def _compared(size: int, rows: Sequence[Row]) -> dict[str, float]:
-    """Means over the logs of a size."""
-    found: dict[str, float] = {}
+    """Return the means over the logs of a size, and their differences."""
+    metrics: dict[str, float] = {}
     for name in ("auc", "log_loss", "seconds"):
         here, peer = (
             mean(row[name] for row in rows if (row["samples"], row["model"]) == (size, model)) for model in MODELS
         )
-        found |= {f"{name}_{size}": here, f"{name}_lightgbm_{size}": peer}
+        metrics |= {f"{name}_{size}": here, f"{name}_lightgbm_{size}": peer}
         if name != "seconds":
-            found[f"{name}_delta_lightgbm_{size}"] = here - peer
-    return found
+            metrics[f"{name}_delta_lightgbm_{size}"] = here - peer
+    return metrics

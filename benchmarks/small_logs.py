@@ -1,24 +1,24 @@
-"""The untuned recipe of `init` on public logs of 2,000 to 300,000 rows, compared with what users would take instead.
+"""The untuned recipe of `init` on public logs of 2,000 to 300,000 rows, compared with the usual alternatives.
 
-Every log is drafted, prepared and trained with no option but the column of its label, and a seed. A seed draws the
-split if the split is by fraction, and always the initial weights and the order of batches. The rivals have the same
-rows in the same splits, and the columns that `init` took as features:
+`init`, `prepare` and `train` get no option but the label column and a seed. The seed sets the split, if it is by
+fraction, the initial weights and the order of batches. The rivals get the same rows in the same splits, and the columns
+that `init` selected as features:
 
 - LightGBM, text and ids as native categories, whole numbers as numbers;
 - LightGBM, categories as out-of-fold click rates (formula of `trees.Encoder` with a strength of 10) and numbers;
-- CatBoost, the columns of the first, its own learning rate;
-- logistic regression on standardised numbers and one-hot categories, seven penalties, of which validation chooses.
+- CatBoost, with the columns of the first and its default learning rate;
+- logistic regression on standardised numbers and one-hot categories; validation chooses one of seven penalties.
 
-Trees stop after 50 rounds without a better validation log loss, of at most 2,000. Everything has one thread. Seconds
-are processor seconds, of all processes that a method starts, because they hardly depend on what else the machine does.
+Trees stop after 50 rounds without a better validation log loss, and at 2,000. All methods use one thread. Seconds are
+processor seconds of all processes of a method, which hardly depend on other work on the machine.
 
-The gap of a log is our mean over seeds minus that of the best rival, which is chosen for each log after the test. A
-rank is our place among the five by that mean; `rank_lead` is the mean rank of the best rival minus ours.
+The gap of a log is our mean over seeds minus that of the best rival, which is chosen for each log after the test. The
+rank is our position among the five methods by that mean; `rank_lead` is the mean rank of the best rival minus ours.
 
-The logs come from packages, none of which is committed: `benchmarks/public_logs.py` writes them, and
-STRATAREC_PUBLIC_LOGS names their folder. Finished parts are kept (`kept`), so a benchmark that was stopped resumes.
+The logs come from packages and are not part of the repository: `benchmarks/public_logs.py` writes them, and
+STRATAREC_PUBLIC_LOGS names their folder. Finished parts are stored (`kept`), so an interrupted benchmark resumes.
 
-Gate: on each log with its labels in random order, our AUC is 0.5 within what chance allows.
+Gate: on each log with its labels in random order, our AUC is 0.5 within four standard errors.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ LOGS = {
     "police": "subject_injury", "nlswork": "union", "chem97": "high", "bundesliga": "home", "birds": "affected",
     "trivago": "label", "frappe": "label",
 }  # fmt: skip
-"""Log -> the column of its label."""
+"""Log -> its label column."""
 QUICK = ("hmda", "verbagg")
 SEEDS = 5
 FEWER = {"flights": 1}
-"""Seeds of logs of more than 200,000 rows, on which chance is small compared with the differences."""
+"""Number of seeds of logs of more than 200,000 rows, on which noise is small compared with the differences."""
 TARGETS = {"rank_lead": 0.0, "rank_lead_log_loss": 0.0, "auc_gap_worst": -0.004, "log_loss_gap_worst": -0.01}
 # Standard errors by which the AUC of random labels may differ from 0.5 on one of the logs.
 _ERRORS = 4
 ROUNDS, PATIENCE, STRENGTH, FOLDS = 2000, 50, 10.0, 5
-# Whole numbers with more different values are ids where `init` says that they are; trees may cut the others.
+# Whole numbers with more distinct values are ids if `init` treats them so; others are numbers, which trees can split.
 _FEW = 100
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -72,25 +72,23 @@ Means = dict[str, dict[str, float]]
 
 
 class Table(NamedTuple):
-    """The rows of a log that are in splits."""
+    """The rows of a log that belong to a split."""
 
     label: Floats
     numbers: Floats
     """``[N, F]``, NaN where missing."""
     codes: NDArray[np.int64]
-    """``[N, C]`` categories as numbers from 1 on, 0 for those that training lacks."""
+    """``[N, C]`` categories as numbers from 1 on; 0 for values that are not in the training split."""
     split: Mapping[str, Mask]
 
 
 def run(quick: bool, seeds: int | None = None) -> dict[str, Any]:
-    """All logs, or two small ones with one seed."""
+    """Measure all logs, or two small ones with one seed."""
     folder = os.environ.get("STRATAREC_PUBLIC_LOGS", "")
     names = QUICK if quick else tuple(LOGS)
     for name in names:
         if not Path(folder, f"{name}.csv").is_file():
-            raise PeerMissing(
-                f"no {name}.csv in STRATAREC_PUBLIC_LOGS={folder!r}; see benchmarks/public_logs.py for where it is from"
-            )
+            raise PeerMissing(f"no {name}.csv in STRATAREC_PUBLIC_LOGS={folder!r}; benchmarks/public_logs.py writes it")
     for peer in ("lightgbm", "catboost", "sklearn"):
         import_peer(peer)
     count = seeds or (1 if quick else SEEDS)
@@ -112,7 +110,7 @@ def run(quick: bool, seeds: int | None = None) -> dict[str, Any]:
 
 
 def _metrics(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, float]:
-    """Gaps to the best rival, mean ranks and mean seconds."""
+    """Return gaps to the best rival, mean ranks and mean seconds."""
     columns = [key for key in rows[0] if key not in ("log", "seed")]
     means = {name: {key: mean(row[key] for row in rows if row["log"] == name) for key in columns} for name in names}
     auc, loss = (
@@ -122,20 +120,20 @@ def _metrics(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, fl
     by_auc = {name: each["stratarec"] - max(each[rival] for rival in RIVALS) for name, each in auc.items()}
     by_loss = {name: 1 - each["stratarec"] / min(each[rival] for rival in RIVALS) for name, each in loss.items()}
     signs: tuple[tuple[str, Means, int], ...] = (("", auc, 1), ("_log_loss", loss, -1))
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for ending, values, sign in signs:
-        places = [
+        ranks_by_log = [
             {method: 1 + sum(sign * (each[other] - each[method]) > 0 for other in METHODS) for method in METHODS}
             for each in values.values()
         ]
-        ranks = {method: mean(place[method] for place in places) for method in METHODS}
-        found[f"rank_lead{ending}"] = min(ranks[rival] for rival in RIVALS) - ranks["stratarec"]
-        found |= {f"mean_rank{ending}_{method}": rank for method, rank in ranks.items()}
+        ranks = {method: mean(by_method[method] for by_method in ranks_by_log) for method in METHODS}
+        metrics[f"rank_lead{ending}"] = min(ranks[rival] for rival in RIVALS) - ranks["stratarec"]
+        metrics |= {f"mean_rank{ending}_{method}": rank for method, rank in ranks.items()}
     for kind, gaps in (("auc", by_auc), ("log_loss", by_loss)):
-        found |= {f"{kind}_gap_worst": min(gaps.values()), f"{kind}_gap_mean": mean(gaps.values())}
-    found |= {f"seconds_{method}": mean(each[f"seconds_{method}"] for each in means.values()) for method in METHODS}
-    found |= {f"auc_gap_{name}": gap for name, gap in by_auc.items()}
-    return found | {f"log_loss_gap_{name}": gap for name, gap in by_loss.items()}
+        metrics |= {f"{kind}_gap_worst": min(gaps.values()), f"{kind}_gap_mean": mean(gaps.values())}
+    metrics |= {f"seconds_{method}": mean(each[f"seconds_{method}"] for each in means.values()) for method in METHODS}
+    metrics |= {f"auc_gap_{name}": gap for name, gap in by_auc.items()}
+    return metrics | {f"log_loss_gap_{name}": gap for name, gap in by_loss.items()}
 
 
 def _gate(path: Path, label: str) -> dict[str, Any]:
@@ -182,13 +180,13 @@ def _of_one(path: Path, label: str, seed: int) -> dict[str, float]:
             table = _table(path, label, prepare(Recipe.from_dict(_drafted(path, label, seed, Path(work))).data))
         return {key: value for name in RIVALS for key, value in _of_rival(name, table, seed).items()}
 
-    found = {
+    scores = {
         **kept(folder / f"{path.stem}-{seed}-ours.json", about, ours),
         **kept(folder / f"{path.stem}-{seed}-theirs.json", about, theirs),
     }
-    told = " ".join(f"{name} {found[f'auc_{name}']:.4f}" for name in ("stratarec", *RIVALS))
-    print(f"{path.stem} {seed}: {told}; {found['seconds_stratarec']:.0f} s", file=sys.stderr, flush=True)
-    return found
+    aucs = " ".join(f"{name} {scores[f'auc_{name}']:.4f}" for name in ("stratarec", *RIVALS))
+    print(f"{path.stem} {seed}: {aucs}; {scores['seconds_stratarec']:.0f} s", file=sys.stderr, flush=True)
+    return scores
 
 
 def _of_rival(name: str, table: Table, seed: int) -> dict[str, float]:
@@ -200,14 +198,14 @@ def _of_rival(name: str, table: Table, seed: int) -> dict[str, float]:
 
 
 def _drafted(path: Path, label: str, seed: int, work: Path) -> dict[str, Any]:
-    """What `init` drafts, with a seed, and with places."""
-    places = {"data.path": str(work / "data"), "train.run": str(work / "run"), "train.report": False}
+    """Return the recipe that `init` drafts, with a seed and directories."""
+    directories = {"data.path": str(work / "data"), "train.run": str(work / "run"), "train.report": False}
     seeds = {"data.split.seed": seed, "train.seed": seed, "train.threads": 1}
-    return with_values(content_of((str(path),), label), {**places, **seeds})
+    return with_values(content_of((str(path),), label), {**directories, **seeds})
 
 
 def _ours(path: Path, label: str, seed: int, work: Path) -> tuple[dict[str, Any], float]:
-    """What `init`, `prepare` and `train` give, and how long they take."""
+    """Run `init`, `prepare` and `train`; return test metrics and processor seconds."""
     start = _processor_seconds()
     content = _drafted(path, label, seed, work)
     dataset = prepare(Recipe.from_dict(content).data)
@@ -216,7 +214,7 @@ def _ours(path: Path, label: str, seed: int, work: Path) -> tuple[dict[str, Any]
 
 
 def _table(path: Path, label: str, dataset: Dataset) -> Table:
-    """The columns that are features of the data set, by rows of the log."""
+    """Return the feature columns of the data set, by rows of the log."""
     frame = pl.read_csv(path, infer_schema_length=None)
     split = {}
     for name in SPLITS:
@@ -242,8 +240,8 @@ def _table(path: Path, label: str, dataset: Dataset) -> Table:
 def _codes(column: pl.Series, train: Mask) -> NDArray[np.int64]:
     text = column.cast(pl.String).fill_null("")
     known = text.filter(pl.Series(train)).unique().sort()
-    places = {value: place for place, value in enumerate(known, start=1)}
-    return np.array([places.get(value, 0) for value in text], dtype=np.int64)
+    code_of = {value: code for code, value in enumerate(known, start=1)}
+    return np.array([code_of.get(value, 0) for value in text], dtype=np.int64)
 
 
 def _logits(probability: Floats) -> NDArray[np.float32]:

@@ -1,7 +1,7 @@
-"""What code a figure is of: a hash of the modules of `stratarec` that a benchmark imports, and those that they import.
+"""Hash of the source code that a benchmark measures: the `stratarec` modules that it imports, also indirectly.
 
-Comments, docstrings and layout do not count, nor do modules that are imported within functions: most of those are of
-the command line and of reports.
+Comments, docstrings and layout do not change the hash. Imports within functions are ignored; most of them belong to the
+command line and to reports.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ ROOT = Path(__file__).parents[1]
 
 @cache
 def source_hash(benchmark: str, root: Path = ROOT) -> str:
-    """Of the modules that a module of `benchmarks` measures."""
-    found, left = {}, [benchmark]
-    while left:
-        name = left.pop()
+    """Return the hash of the `stratarec` modules that a module of `benchmarks` imports."""
+    texts, pending = {}, [benchmark]
+    while pending:
+        name = pending.pop()
         path = _file(name, root)
-        if path is None or name in found:
+        if path is None or name in texts:
             continue
-        found[name] = path.read_text()
-        left += _imported(found[name])
-    lines = [line for name in sorted(found) if name.startswith("stratarec") for line in (name, _code(found[name]))]
+        texts[name] = path.read_text()
+        pending += _imported(texts[name])
+    lines = [line for name in sorted(texts) if name.startswith("stratarec") for line in (name, _code(texts[name]))]
     return xxh3_64_hexdigest("\n".join(lines).encode())
 
 
@@ -41,17 +41,17 @@ def _file(name: str, root: Path) -> Path | None:
 
 @cache
 def _imported(text: str) -> frozenset[str]:
-    """Names that may be modules, and the packages that they are in: of what runs when a module is loaded."""
-    found, left = set(), list[ast.AST](ast.parse(text).body)
-    while left:
-        node = left.pop()
+    """Return the names imported when a module is loaded, which may be modules, and their parent packages."""
+    names, pending = set(), list[ast.AST](ast.parse(text).body)
+    while pending:
+        node = pending.pop()
         if isinstance(node, ast.Import):
-            found |= {each.name for each in node.names}
+            names |= {each.name for each in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {f"{node.module}.{each.name}" for each in node.names}
+            names |= {f"{node.module}.{each.name}" for each in node.names}
         elif isinstance(node, ast.If | ast.Try | ast.With) and "TYPE_CHECKING" not in ast.dump(node)[:60]:
-            left += ast.iter_child_nodes(node)
-    parts = [name.split(".") for name in found if name.startswith(("stratarec", "benchmarks"))]
+            pending += ast.iter_child_nodes(node)
+    parts = [name.split(".") for name in names if name.startswith(("stratarec", "benchmarks"))]
     return frozenset(".".join(each[:size]) for each in parts for size in range(1, len(each) + 1))
 
 
@@ -61,7 +61,7 @@ def _code(text: str) -> str:
 
 
 class _Bare(ast.NodeTransformer):
-    """Leaves out strings that are nobody's value: docstrings, of fields too."""
+    """Removes docstrings, also those of fields."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node

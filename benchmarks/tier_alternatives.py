@@ -1,4 +1,4 @@
-"""An 8th of the tables' bytes in DRAM: our tiers against what else fits there (`benchmarks.tier_peers`)."""
+"""Training with an eighth of the tables' bytes in DRAM: tiers and their alternatives (`benchmarks.tier_peers`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stratarec.data.prepare.config import PrepareConfig
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Step times of the alternatives, and what hashing costs in AUC. Finished parts are kept."""
+    """Measure step times of the alternatives, and the AUC that hashing costs. Finished parts are stored."""
     import_peer("rocksdict")
     log, dataset, batch = criteo(quick)
     about = {"data": dataset.fingerprint, "width": WIDTH, "batch": batch}
@@ -41,7 +41,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def compare_with_peers(log: PrepareConfig, dataset: Dataset, batch: int) -> dict[str, Any]:
-    """Steps with an 8th of the bytes: our tiers, and each alternative; the settings of these."""
+    """Time steps with an eighth of the bytes in DRAM, for tiers and each alternative; also return settings."""
     budget = int(float32_bytes(dataset) / 8)
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         root = Path(folder)
@@ -64,7 +64,7 @@ def compare_with_peers(log: PrepareConfig, dataset: Dataset, batch: int) -> dict
 
 
 def compare_with_hashing(quick: bool) -> list[dict[str, Any]]:
-    """Test AUC of hashing on both logs."""
+    """Return the difference of the test AUC with hashing on both logs."""
     samples, cap = (200_000, 100_000) if quick else (1_000_000, 400_000)
     log = criteo_shape(FOLDER / "tiers" / f"criteo-{samples}", samples, cap)
     steps = 50 if quick else 1000

@@ -1,11 +1,11 @@
-"""What a user has instead of our tiers, within the same memory.
+"""Alternatives to tiers within the same memory.
 
-- The peer's float32 tables (TorchRec over FBGEMM) in a memory-mapped file, in a process of its own: a memory cgroup
-  allows its page cache and new memory as many bytes as our tiers get, in addition to what training needs anyway.
-- RocksDB in place of our log, under the same cache and lookahead, with the DRAM that the log needs.
+- The peer's float32 tables (TorchRec with FBGEMM) in a memory-mapped file, in a child process. A memory cgroup limits
+  its page cache and new memory to the bytes of the tiers, in addition to what training needs anyway.
+- RocksDB in place of the log, with the same cache and lookahead, and with the DRAM that the log needs.
 - Float32 tables in DRAM with so few rows that they fit: frequent values share rows with others by their hash.
 
-``python -m benchmarks.tier_peers DATA WIDTH BATCH BUDGET FOLDER`` is the process of the first.
+``python -m benchmarks.tier_peers DATA WIDTH BATCH BUDGET FOLDER GROUP`` is the child process of the first.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CGROUPS = (
 
 
 class MappedPeer:
-    """TorchRec's side in its own process, under a limit of memory. It steps when asked, so it can take turns."""
+    """TorchRec's side in a child process with limited memory. It runs a step on request, so sides can alternate."""
 
     def __init__(self, dataset: Dataset, width: int, batch: int, budget: int, folder: Path) -> None:
         self._group = _cgroup() / f"stratarec-{os.getpid()}-mapped"
@@ -82,11 +82,13 @@ class MappedPeer:
         return line
 
     def close(self) -> None:
-        """End the process and remove its cgroup, which must have been full: else the page cache was not limited."""
+        """End the process and remove its cgroup, which must have been full; else the page cache was not limited."""
         self._process.communicate()
         peak = next(int((self._group / name).read_text()) for *_, name in _CGROUPS if (self._group / name).exists())
         if not 0.95 * self.limit_bytes < peak <= self.limit_bytes:
-            raise AssertionError(f"the process of the mapped tables used {peak} of {self.limit_bytes} bytes")
+            raise AssertionError(
+                f"the process of the mapped tables used {peak} of {self.limit_bytes} bytes; expected more than 95 %"
+            )
         self._group.rmdir()
 
 
@@ -94,11 +96,11 @@ def _cgroup() -> Path:
     for root, limit, *_ in _CGROUPS:
         if os.access(root, os.W_OK) and any(root.glob(f"*/{limit}")):
             return root
-    raise PeerMissing("no memory cgroup can be made here; run as root on a system with memory cgroups")
+    raise PeerMissing("cannot create a memory cgroup; run as root on a system with memory cgroups")
 
 
 def mapped_side(data: str, width: int, batch: int, folder: Path) -> Side:
-    """TorchRec's DLRM, the weights of its tables and their optimizer state in memory-mapped files."""
+    """Return TorchRec's DLRM with table weights and optimizer state in memory-mapped files."""
     dataset = Dataset.open(data)
     config = DLRMConfig(embedding_dim=width, bottom_mlp=BOTTOM, top_mlp=TOP, pooling="sum")
     tables = list(build_tables(config, dataset.schema, dataset.table_rows()))
@@ -115,7 +117,7 @@ def mapped_side(data: str, width: int, batch: int, folder: Path) -> Side:
     gc.collect()
     with torch.no_grad():
         if not torch.equal(before, model(batch_0)):
-            raise AssertionError("tables in a file give other logits than in memory")
+            raise AssertionError("logits with tables in a file differ from logits with tables in memory")
     dense = [*model.dlrm.dense_arch.parameters(), *model.dlrm.over_arch.parameters()]
     return Side(model, torch.optim.Adagrad(dense, lr=0.01, fused=True), loader, "float32")
 
@@ -129,13 +131,13 @@ def _mapped(tensor: torch.Tensor, path: Path) -> torch.Tensor:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         view = mmap.mmap(file.fileno(), values.nbytes)
-    # Rows are read at random: pages that are read ahead would evict others.
+    # Rows are read at random, so pages of a read-ahead would only evict others.
     view.madvise(mmap.MADV_RANDOM)
     return torch.frombuffer(view, dtype=tensor.dtype).view(tensor.shape)
 
 
 def limit_memory(group: Path, side: Side, budget: int) -> int:
-    """Limit the page cache and the new memory of this process to what some steps allocate, and `budget` more."""
+    """Limit the page cache and new memory of this process to `budget` bytes more than some steps allocate."""
     limit, used = next((limit, used) for _, limit, used, _ in _CGROUPS if (group / limit).exists())
     (group / "cgroup.procs").write_text(str(os.getpid()))
     for _ in range(5):
@@ -156,29 +158,29 @@ class RocksHome:
         self.rows, self.record_bytes, self._dram_bytes = rows, record_bytes, dram_bytes
         self._written = np.zeros(rows, np.bool_)
         folder.mkdir()
-        # The number of threads that was best in `blockstore`.
+        # `blockstore` was fastest with this number of threads.
         self.records = RocksRecords(folder, dram_bytes, threads=32)
         self.flush, self.close = self.records.flush, self.records.close
 
     def read(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Fill `out` with the records of `rows`: all of them or none were written."""
+        """Fill `out` with the records of `rows`, of which all or none must have been written."""
         written = self._written[rows]
         if written.any():
             self.records.read(rows, out)
         return written
 
     def write(self, rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
-        """Put the records of `rows`."""
+        """Write the records of `rows`."""
         self.records.write(rows, records)
         self._written[rows] = True
 
     def memory(self) -> StoreBytes:
-        """Return what the database was given."""
+        """Return the DRAM budget of the database."""
         return StoreBytes(dram_bytes=self._dram_bytes, block_bytes=0)
 
 
 def use_rocksdb(model: CTRModel, folder: Path) -> dict[str, Any]:
-    """Put RocksDB in the place of each log, with the log's DRAM, before any row was written; return its settings."""
+    """Replace each log by RocksDB with the same DRAM, before any row is written; return the settings."""
     config: dict[str, Any] = {}
     for number, tables in enumerate(model.embeddings.engine.tables):
         if isinstance(tables, CachedTables) and tables.store.kind == "log":
@@ -193,7 +195,7 @@ def use_rocksdb(model: CTRModel, folder: Path) -> dict[str, Any]:
 
 
 def hashed(config: PrepareConfig, rows: dict[str, int], times: int, path: Path) -> PrepareConfig:
-    """The same log with its larger vocabularies hashed, so that all tables have a `times`-th of their rows."""
+    """Prepare the same log with its larger vocabularies hashed, so that all tables have 1/`times` of their rows."""
     small = sum(count for count in rows.values() if count <= _SMALL_TABLE)
     share = (sum(rows.values()) / times - small) / (sum(rows.values()) - small)
     overrides = {
@@ -209,9 +211,9 @@ def hashed(config: PrepareConfig, rows: dict[str, int], times: int, path: Path) 
 def hashing_delta(
     name: str, data: PrepareConfig, recipe: Path, changes: Sequence[str], times: int, seeds: Sequence[int]
 ) -> dict[str, Any]:
-    """Test AUC of hashing into a `times`-th of the rows, float32, minus that of int8 rows under a cache of a 20th.
+    """Return the test AUC of hashing into 1/`times` of the rows (float32), minus that of int8 rows with a cache of 5 %.
 
-    The int8 rows need about as many bytes with a log below DRAM. Where they are does not change a bit.
+    The int8 rows need about as many bytes of DRAM if their home is a log. The home does not change results.
     """
     rows = Dataset.open(data.path).table_rows()
     sides = {
@@ -223,14 +225,14 @@ def hashing_delta(
     for side, (config, memory) in sides.items():
         for seed in seeds:
             with tempfile.TemporaryDirectory() as run:
-                made = Recipe.load(recipe, [*fixed, *memory, f"train.seed={seed}", f"train.run={run}/run"])
-                about = {"recipe": {**made.to_dict(), "train": None}, "data": Dataset.open(config.path).fingerprint}
+                loaded = Recipe.load(recipe, [*fixed, *memory, f"train.seed={seed}", f"train.run={run}/run"])
+                about = {"recipe": {**loaded.to_dict(), "train": None}, "data": Dataset.open(config.path).fingerprint}
                 about |= {"seed": seed, "changes": fixed}
                 auc = kept(
                     FOLDER / "tiers" / f"{name}-{side}-{seed}.json".replace(" ", "-"),
                     about,
-                    lambda made=made, config=config: {  # type: ignore[misc]
-                        "auc": Trainer(replace(made, data=config), Dataset.open(config.path)).train()["test"]["auc"]
+                    lambda loaded=loaded, config=config: {  # type: ignore[misc]
+                        "auc": Trainer(replace(loaded, data=config), Dataset.open(config.path)).train()["test"]["auc"]
                     },
                 )["auc"]
             aucs[side].append(auc)
@@ -241,7 +243,7 @@ def hashing_delta(
 
 @contextmanager
 def _stdout_for_answers() -> Iterator[Any]:
-    """Give the pipe of answers alone to the caller: what libraries print goes to the error stream."""
+    """Yield a copy of standard output for answers, and redirect the output of libraries to standard error."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         yield answers

@@ -1,13 +1,12 @@
-"""Tables larger than the DRAM given to them, on an append-only log, against the same tables all in DRAM.
+"""Tables larger than their DRAM budget, on an append-only log, compared with the same tables all in DRAM.
 
-The DRAM budget is the float32 bytes of the tables (weights and optimizer state) over 8, and over 37; the planner places
-the tables within it, int8 at rest. It covers the float32 slots, tags and stamps, and the locations of the
-log, and what is used is compared with it at the end. Reads of the log are direct, so the page cache
-gives nothing for free. Before timing, every row is written once, so that a miss is a read. Whole training steps, data
-loading included, in alternation. `processor_us_per_row` is the processor time of the thread that stages batches,
-over the rows that it fetches.
+The budget is 1/8 and 1/37 of the float32 bytes of the tables (weights and optimizer state). The planner places the
+tables within it, int8 at rest. The budget covers the float32 slots, tags and stamps, and the locations of the log, and
+is checked at the end. Reads of the log are direct, so that the page cache does not add memory. Before timing, every row
+is written once, so that each miss is a read. Whole training steps, including data loading, are timed in alternation.
+`processor_us_per_row` is the processor time of the thread that stages batches, per fetched row.
 
-`benchmarks.tier_alternatives` compares an 8th with what else fits into the same memory.
+`benchmarks.tier_alternatives` compares 1/8 with alternatives within the same memory.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ from stratarec.planning.plan import tier_config
 
 # The width of the published benchmark model on this data (MLPerf DLRM).
 WIDTH, BATCH = 128, 4096
-# Of few rows: a 37th of them must hold those of some batches.
+# Batch size for small tables, 1/37 of which must hold the rows of several batches.
 QUICK_BATCH = 128
 ROW_BYTES = 4 * WIDTH + 4
 _CHUNK = 1 << 16
 
 
 def float32_bytes(dataset: Dataset) -> int:
-    """Of all tables, with the state of row-wise Adagrad."""
+    """Return the bytes of all tables in float32, with the state of row-wise Adagrad."""
     return sum(dataset.table_rows().values()) * ROW_BYTES
 
 
 def planned(
     tables: Sequence[EmbeddingBagConfig], *, dataset: Dataset, times: float, lookahead: int, path: Path, batch: int
 ) -> TierConfig:
-    """What `stratarec plan` makes of a `times`-th of the tables' float32 bytes."""
+    """Return the tiers that `stratarec plan` chooses for 1/`times` of the tables' float32 bytes."""
     memory = MemoryConfig(
         dram=int(float32_bytes(dataset) / times),
         block=BlockConfig(path=str(path)),
@@ -72,8 +71,8 @@ def fill(side: Side) -> None:
         if isinstance(tables, CachedTables):
             for first in range(0, tables.rows, _CHUNK):
                 rows = np.arange(first, min(first + _CHUNK, tables.rows), dtype=np.int64)
-                places = np.arange(len(rows), dtype=np.int64)
-                tables.write_rows(rows, tables.copy(rows).read(places), places, 0)
+                positions = np.arange(len(rows), dtype=np.int64)
+                tables.write_rows(rows, tables.copy(rows).read(positions), positions, 0)
             tables.store.flush()
 
 
@@ -85,7 +84,7 @@ def criteo(quick: bool) -> tuple[PrepareConfig, Dataset, int]:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """8 and 37 times the budget, with lookahead, and 8 times without."""
+    """Measure 1/8 and 1/37 of the bytes with lookahead, and 1/8 without."""
     _, dataset, batch = criteo(quick)
     rows = compare_with_dram(dataset, batch, quick)
     speed = {row["tables"]: row["speed"] for row in rows}
@@ -111,7 +110,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def compare_with_dram(dataset: Dataset, batch: int, quick: bool) -> list[dict[str, Any]]:
-    """Steps with all tables in DRAM, and with parts of their bytes."""
+    """Time steps with all tables in DRAM, and with parts of their bytes."""
     cells = ((8, 2), (37, 1), (8, 0))
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         contenders: dict[str, Any] = {"dram": None}
@@ -137,7 +136,7 @@ def compare_with_dram(dataset: Dataset, batch: int, quick: bool) -> list[dict[st
 
 
 def measure_processor(side: Side) -> None:
-    """Add up the processor time of the staging of batches in `side.staging_seconds`."""
+    """Count the processor time of staging in `side.staging_seconds`."""
     assert isinstance(side.model, CTRModel)
     side.staging_seconds = spent = [0.0]  # type: ignore[attr-defined]
     for tables in side.model.embeddings.engine.tables:
@@ -145,26 +144,28 @@ def measure_processor(side: Side) -> None:
             tables.stage = partial(_measured, tables.stage, spent)  # type: ignore[method-assign]
 
 
-def _measured(stage: Callable[..., Any], spent: list[float], *given: Any) -> Any:
+def _measured(stage: Callable[..., Any], spent: list[float], *arguments: Any) -> Any:
     began = time.thread_time()
     try:
-        return stage(*given)
+        return stage(*arguments)
     finally:
         spent[0] += time.thread_time() - began
 
 
 def close(side: Any) -> None:
-    """End a side's threads and its stores."""
+    """Stop the threads of a side and close its stores."""
     side.close()
     if isinstance(getattr(side, "model", None), CTRModel):
         side.model.embeddings.close()
 
 
 def check_budget(row: dict[str, Any], budget: float) -> None:
-    """What a cell used, against what it was given."""
+    """Check that a cell stayed within its budget."""
     row["budget_mib"] = budget / 2**20
     if row["dram_mib"] > row["budget_mib"]:
-        raise AssertionError(f"{row['tables']} uses {row['dram_mib']:.1f} MiB of {row['budget_mib']:.1f}")
+        raise AssertionError(
+            f"{row['tables']} uses {row['dram_mib']:.1f} MiB; its budget is {row['budget_mib']:.1f} MiB"
+        )
 
 
 def _row(name: str, side: Side, seconds: float, in_dram: float) -> dict[str, Any]:

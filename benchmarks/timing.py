@@ -1,4 +1,4 @@
-"""Timing in alternation."""
+"""Timing of several contenders in alternation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from statistics import median
 
 
 def alternate(runs: dict[str, Callable[[int], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
-    """Seconds of each call, the contenders taking turns; a call gets the number of its round.
+    """Return the seconds of each call of contenders that alternate; a call gets the number of its round.
 
-    The order of the contenders is reversed every other round, so that none always follows the same neighbour.
+    The order of the contenders is reversed every other round, so that none always follows the same one.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for round_ in range(-warmup, rounds):
@@ -24,7 +24,7 @@ def alternate(runs: dict[str, Callable[[int], object]], rounds: int, warmup: int
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Median and quartiles in milliseconds."""
+    """Return median and quartiles in milliseconds."""
     ordered = sorted(seconds)
     return {
         "median_ms": 1e3 * median(ordered),

@@ -1,9 +1,9 @@
-"""A whole DLRM training step, data loading included, against TorchRec training the same architecture.
+"""A whole DLRM training step, including data loading, compared with TorchRec training the same architecture.
 
-Both sides read the same prepared data set through the same loader (TorchRec's side converts each batch to a
-`KeyedJaggedTensor`, which copies nothing), at the same batch size, threads and precision, with dense Adagrad in torch's
-fused form and exact row-wise Adagrad on the tables. They take turns, a stretch of steps each. Then the same again with
-batch normalization and dropout in all hidden layers of both.
+Both sides read the same data set through the same loader (TorchRec's side converts each batch to a `KeyedJaggedTensor`
+without a copy), with the same batch size, threads and precision. Both use torch's fused dense Adagrad and exact
+row-wise Adagrad on the tables. They alternate in stretches of steps. All is repeated with batch normalization and
+dropout in all hidden layers.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from stratarec.training.torch_setup import bf16_slowness
 RATE, EPS = 0.02, 1e-8
 BOTTOM, TOP = (512, 256), (512, 256)
 DROPOUT = 0.2
-# Losses of both sides: of the first steps to rounding, later by what it grows to.
+# Limits for differences of losses: rounding in the first steps, later its growth.
 _FIRST_STEPS, _FIRST, _LATER, _LATER_BF16, _NORMALIZED = 3, 1e-5, 1e-3, 2e-2, 5
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is trained in a line of the table."""
+    """Settings of one row of the table."""
 
     width: int
     batch: int
     precision: str
     regularized: bool = False
-    """With batch normalization and dropout."""
+    """Whether the model has batch normalization and dropout."""
 
 
 class Side:
-    """A model, its dense optimizer and its own pass over the data; staged ahead where a lookahead is given."""
+    """A model with its dense optimizer and an endless iteration over the data; `lookahead` stages batches ahead."""
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Loader, precision: str, lookahead: int = 0
@@ -71,11 +71,11 @@ class Side:
             self.batches = ((*item, prepared) for item, prepared in ahead)
 
     def close(self) -> None:
-        """End the threads that read and stage ahead."""
+        """Stop the threads that read and stage batches ahead."""
         self.staging.close()
 
     def _forever(self) -> Iterator[tuple[Any, ...]]:
-        """Arguments of the model, epoch after epoch."""
+        """Yield the arguments of the model, epoch after epoch."""
         epoch = 0
         while True:
             for batch in self.loader.epoch(epoch):
@@ -94,10 +94,10 @@ class Side:
 
 
 class Products:
-    """The matrix products of a step of ours alone: what would be left of it if all that is not a product were free.
+    """Matrix products of a training step: a bound on the speed of the step if everything else took no time.
 
-    A product forward and two backward for each layer, and for the interaction of vectors; operands stay where they are,
-    so that even their memory is free.
+    Each layer has one product forward and two backward, as has the interaction of vectors. Operands stay the same, so
+    that even their memory traffic is free.
     """
 
     def __init__(self, network: nn.Module, batch: int, vectors: int, width: int) -> None:
@@ -109,7 +109,7 @@ class Products:
         self.vectors, self.pairs = torch.randn(batch, vectors, width), torch.randn(batch, vectors, vectors)
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing, because no thread runs."""
 
     def step(self) -> float:
         with torch.no_grad():
@@ -124,7 +124,7 @@ class Products:
 
 
 def copy_dense(ours: CTRModel, theirs: TorchRecDLRM) -> None:
-    """Give TorchRec's network our weights."""
+    """Copy the weights of the network to TorchRec's network."""
     source = [layer for layer in ours.network.modules() if isinstance(layer, nn.Linear)]
     dense = [*theirs.dlrm.dense_arch.modules(), *theirs.dlrm.over_arch.modules()]
     target = [layer for layer in dense if isinstance(layer, nn.Linear)]
@@ -135,19 +135,19 @@ def copy_dense(ours: CTRModel, theirs: TorchRecDLRM) -> None:
                 other.bias.zero_()
             else:
                 other.bias.copy_(one.bias)
-        # TorchRec lists the pairs of the upper triangle, we those of the lower one.
+        # TorchRec lists the pairs of the upper triangle, StrataRec those of the lower triangle.
         vectors = len(ours.embeddings.pooled_keys) + 1
         rows, columns = torch.triu_indices(vectors, vectors, offset=1)
-        place = columns * (columns - 1) // 2 + rows
+        order = columns * (columns - 1) // 2 + rows
         top = next(layer for layer in theirs.dlrm.over_arch.modules() if isinstance(layer, nn.Linear))
         width = ours.embeddings.dims[0]
-        top.weight[:, width:] = top.weight[:, width:][:, place]
+        top.weight[:, width:] = top.weight[:, width:][:, order]
 
 
 def sides(
     dataset: Dataset, shape: Shape, dense_optimizer: type[torch.optim.Optimizer], dropout: float = 0.0
 ) -> dict[str, Side]:
-    """Both models with the same weights."""
+    """Build both models with the same weights."""
     width = shape.width
     config = DLRMConfig(
         embedding_dim=width, bottom_mlp=BOTTOM, top_mlp=TOP, pooling="sum", dropout=dropout,
@@ -176,23 +176,23 @@ def sides(
 
 
 def gate(dataset: Dataset, shape: Shape, steps: int = 20) -> float:
-    """Both train to the same losses with plain SGD on the network, and without dropout, whose masks differ.
+    """Check that both models train to the same losses, with plain SGD on the network and without dropout.
 
-    Adagrad's first step is the sign of the gradient, so weights whose gradient is rounding noise part at once: the gate
-    leaves it out of the network, and allows for it in the rows. Losses of the first steps agree to rounding; then what
-    it parted grows, and five times as fast behind normalization. Models that differed would part at once; that the
-    engines agree to 1e-5 is a test of the suite.
+    Dropout masks differ between the libraries. Adagrad's first step is the sign of the gradient, which is random where
+    the gradient is rounding noise: the network uses SGD, and the limits allow for Adagrad on the rows. Losses of the
+    first steps agree to rounding; later differences grow, five times as fast with batch normalization. Different models
+    would diverge at once. A test of the suite checks that the engines agree to 1e-5.
     """
     pair = sides(dataset, shape, torch.optim.SGD)
     differences = [abs(pair["ours"].step() - pair["torchrec"].step()) for _ in range(steps)]
     exact = shape.precision == "float32"
     first, later = (_FIRST if exact else _LATER_BF16), (_LATER if exact else _LATER_BF16)
-    for found, limit in (
+    for difference, limit in (
         (max(differences[:_FIRST_STEPS]), first),
         (max(differences), later * (_NORMALIZED if shape.regularized else 1)),
     ):
-        if found > limit:
-            raise AssertionError(f"losses differ by {found}, expected at most {limit}")
+        if difference > limit:
+            raise AssertionError(f"losses differ by {difference}, expected at most {limit}")
     return max(differences)
 
 
@@ -200,22 +200,22 @@ TiersOf = Callable[[Sequence[EmbeddingBagConfig]], TierConfig]
 
 
 def tiered_sides(dataset: Dataset, width: int, batch: int, contenders: Mapping[str, TiersOf | None]) -> dict[str, Side]:
-    """Our model under several tiers, from the same weights; None is float32 in DRAM."""
+    """Build the model with several tiers and the same weights; None means float32 in DRAM."""
     config = DLRMConfig(embedding_dim=width, bottom_mlp=BOTTOM, top_mlp=TOP, pooling="sum")
     rows = RowOptimizerConfig(learning_rate=RATE, eps=EPS)
     tables = build_tables(config, dataset.schema, dataset.table_rows())
     loader = Loader(dataset, "train", LoaderConfig(batch_size=batch))
-    found = {}
+    sides_of = {}
     for name, tiers_of in contenders.items():
         tiers = tiers_of(tables) if tiers_of else None
         model = build_model(config, dataset.schema, dataset.table_rows(), optimizer=rows, tiers=tiers)
         dense = torch.optim.Adagrad(model.network.parameters(), lr=0.01, fused=True)
-        found[name] = Side(model, dense, loader, "float32", tiers.lookahead if tiers else 0)
-    return found
+        sides_of[name] = Side(model, dense, loader, "float32", tiers.lookahead if tiers else 0)
+    return sides_of
 
 
 def take_turns(pair: Mapping[str, Side | Products], rounds: int, stretch: int, warmup: int) -> dict[str, list[float]]:
-    """Seconds of a step, in stretches of steps; the order is reversed every other round."""
+    """Return seconds per step, in alternating stretches; the order is reversed every other round."""
     for side in pair.values():
         for _ in range(warmup):
             side.step()
@@ -230,7 +230,7 @@ def take_turns(pair: Mapping[str, Side | Products], rounds: int, stretch: int, w
 
 
 def loader_speed(dataset: Dataset, batch: int, seconds: float = 5.0) -> float:
-    """Samples a second that the loader gives when nothing is done with them."""
+    """Return the samples per second of the loader alone."""
     loader, began, samples = Loader(dataset, "train", LoaderConfig(batch_size=batch)), time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
         for step in loader.epoch(0):
@@ -241,7 +241,7 @@ def loader_speed(dataset: Dataset, batch: int, seconds: float = 5.0) -> float:
 
 
 def cell(dataset: Dataset, shape: Shape, rounds: int, stretch: int) -> dict[str, Any]:
-    """One line of the table."""
+    """Measure one row of the table."""
     difference, batch = gate(dataset, shape), shape.batch
     pair = sides(dataset, shape, torch.optim.Adagrad, DROPOUT if shape.regularized else 0.0)
     network = pair["ours"].model.network
@@ -253,7 +253,7 @@ def cell(dataset: Dataset, shape: Shape, rounds: int, stretch: int) -> dict[str,
     for side in pair.values():
         side.close()
     ours, theirs = median(seconds["ours"]), median(seconds["torchrec"])
-    # What the ratio would be if all but the products took no time at all.
+    # The ratio if everything but the products took no time.
     most = {} if "products" not in seconds else {
         "products_ms": 1e3 * median(seconds["products"]), "most": theirs / median(seconds["products"])
     }  # fmt: skip
@@ -271,7 +271,7 @@ def cell(dataset: Dataset, shape: Shape, rounds: int, stretch: int) -> dict[str,
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """D = 16 at batch 2,048 and D = 64 at batch 4,096, float32 and, where the processor has products in it, bf16."""
+    """Measure D = 16 at batch 2,048 and D = 64 at batch 4,096, in float32, and in bf16 if the processor supports it."""
     slowness = bf16_slowness()
     precisions = ("float32", "bf16") if slowness < 1 else ("float32",)
     samples, cap = (300_000, 20_000) if quick else (2_000_000, 1_000_000)

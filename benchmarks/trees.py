@@ -1,12 +1,12 @@
-"""LightGBM on dense columns and out-of-fold target encodings: what a user of small click logs would take instead.
+"""LightGBM on dense columns and out-of-fold target encodings, the usual choice for small click logs.
 
-Two columns stand for each categorical feature. One is the click rate of its value, drawn towards the rate of all,
+Each categorical feature becomes two columns. The first is the click rate of its value, shrunk towards the overall rate,
 
     (P_v + a p) / (N_v + a),
 
-with P_v of N_v training samples positive, rate p of all, and a = 20 (Micci-Barreca 2001). A training sample is encoded
-by the folds that it is not in, so that its own label is not in its columns (Prokhorenkova et al. 2018 on that leak).
-The other is log(1 + N_v). Histories stand for their last value. Legend: N samples, F dense columns, S features.
+with P_v of N_v training samples positive, overall rate p, and a = 20 (Micci-Barreca 2001). Training samples are encoded
+out of fold, so that their own label is not in their columns (target leakage, Prokhorenkova et al. 2018). The second
+column is log(1 + N_v). A history is represented by its last value. Legend: N samples, F dense columns, S features.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ GRID: tuple[dict[str, Any], ...] = (
     {"num_leaves": 63, "feature_fraction": 0.5, "encoded": True},
     {"num_leaves": 255, "feature_fraction": 0.5, "encoded": True},
 )
-"""What validation chooses among; without `encoded` trees have the dense columns alone."""
+"""Settings that validation chooses from; without `encoded`, trees use only the dense columns."""
 FIXED = {
     "objective": "binary", "metric": "binary_logloss", "min_data_in_leaf": 50,
     "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 1.0, "verbosity": -1, "deterministic": True,
 }  # fmt: skip
 MOST_TREES, PATIENCE = 2000, 50
-# Above so many samples trees learn twice as fast, so that half as many are grown.
+# Above this number of samples, trees use twice the learning rate, so that half as many are grown.
 _MANY = 1_000_000
 
 
@@ -60,7 +60,7 @@ class Samples:
 
 
 def read(dataset: Dataset, split: str, most: int = 0, seed: int = 0) -> Samples:
-    """A split in its order, or about so many of its samples, drawn in runs."""
+    """Read a split in its order, or about `most` of its samples, drawn in runs."""
     size = 65_536
     config = LoaderConfig(batch_size=size, shuffle=most > 0, expand=True, seed=seed, shuffle_row_groups=32)
     label, dense, ids = [], [], []
@@ -79,9 +79,9 @@ class Encoder:
     Parameters
     ----------
     train : Samples
-        What they are counted over.
+        Samples that rates and counts are computed from.
     rows : Sequence[int]
-        Ids of each feature.
+        Number of ids of each feature.
     """
 
     def __init__(self, train: Samples, rows: Sequence[int], seed: int) -> None:
@@ -90,36 +90,36 @@ class Encoder:
         self._train = train
 
     def columns(self, samples: Samples) -> NDArray[np.float32]:
-        """``[N, F + 2 S]``; those of the training samples themselves are out of fold."""
+        """Return ``[N, F + 2 S]`` columns; the training samples themselves are encoded out of fold."""
         parts = [samples.dense]
         for feature, rows in enumerate(self._rows):
-            own = samples is self._train
-            parts.append(self._encode(samples.ids[:, feature], feature, rows, own=own))
+            out_of_fold = samples is self._train
+            parts.append(self._encode(samples.ids[:, feature], feature, rows, out_of_fold=out_of_fold))
         return np.concatenate(parts, axis=1)
 
-    def _encode(self, ids: NDArray[np.int32], feature: int, rows: int, *, own: bool) -> NDArray[np.float32]:
-        # Row 0 is that of samples without a value.
+    def _encode(self, ids: NDArray[np.int32], feature: int, rows: int, *, out_of_fold: bool) -> NDArray[np.float32]:
+        # Value 0 stands for samples without a value.
         known = self._train.ids[:, feature].astype(np.int64) + 1
-        place = ids.astype(np.int64) + 1
-        if own:
-            known, place = (each * FOLDS + self._fold for each in (known, place))
-        cells = (rows + 1) * (FOLDS if own else 1)
+        cell = ids.astype(np.int64) + 1
+        if out_of_fold:
+            known, cell = (each * FOLDS + self._fold for each in (known, cell))
+        cells = (rows + 1) * (FOLDS if out_of_fold else 1)
         count = np.bincount(known, minlength=cells).astype(np.float64)
         clicks = np.bincount(known, weights=self._train.label, minlength=cells)
         total = count
-        if own:
+        if out_of_fold:
             total = count.reshape(-1, FOLDS).sum(1).repeat(FOLDS)
             clicks = clicks.reshape(-1, FOLDS).sum(1).repeat(FOLDS) - clicks
             count = total - count
         rate = (clicks + STRENGTH * self._rate) / (count + STRENGTH)
-        return np.stack([rate[place], np.log1p(total[place])], axis=1).astype(np.float32)
+        return np.stack([rate[cell], np.log1p(total[cell])], axis=1).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Grown:
     """Trees that validation chose.
 
-    `seconds` are of the chosen ones alone, with encoding: what it takes who knows what to choose.
+    `seconds` is the time of encoding and of growing the chosen trees, without the search.
     """
 
     settings: Mapping[str, Any]
@@ -137,7 +137,7 @@ def grow(
 ) -> Grown:  # fmt: skip
     """Grow trees on ``train``, stop and choose by the log loss of ``valid``, and score ``valid`` and ``test``.
 
-    `quick` grows twenty trees of the first settings.
+    `quick` grows twenty trees with the first settings.
     """
     lightgbm = import_peer("lightgbm")
     began = time.perf_counter()
@@ -145,21 +145,26 @@ def grow(
     columns = {split: encoder.columns(samples) for split, samples in splits.items()}
     encoded = time.perf_counter() - began
     rate = RATE * (2 if len(splits["train"].label) > _MANY else 1)
-    found = []
+    candidates = []
     for settings in grid[:1] if quick else grid:
         start = time.perf_counter()
-        asked = {name: value for name, value in settings.items() if name != "encoded"}
-        taken = columns if settings["encoded"] else {split: samples.dense for split, samples in splits.items()}
-        bins = lightgbm.Dataset(taken["train"], label=splits["train"].label)
+        tuned = {name: value for name, value in settings.items() if name != "encoded"}
+        chosen_columns = columns if settings["encoded"] else {split: samples.dense for split, samples in splits.items()}
+        bins = lightgbm.Dataset(chosen_columns["train"], label=splits["train"].label)
         booster = lightgbm.train(
-            {**FIXED, **asked, "learning_rate": rate, "seed": seed, "num_threads": threads}, bins,
+            {**FIXED, **tuned, "learning_rate": rate, "seed": seed, "num_threads": threads}, bins,
             20 if quick else MOST_TREES,
-            valid_sets=[lightgbm.Dataset(taken["valid"], label=splits["valid"].label, reference=bins)],
+            valid_sets=[lightgbm.Dataset(chosen_columns["valid"], label=splits["valid"].label, reference=bins)],
             callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)],
         )  # fmt: skip
         loss = booster.best_score["valid_0"]["binary_logloss"]
-        found.append((loss, len(found), settings, booster, time.perf_counter() - start + encoded, taken))
-    _, _, settings, booster, seconds, taken = min(found, key=lambda each: each[:2])
-    scores = {split: booster.predict(taken[split], raw_score=True, num_threads=threads) for split in ("valid", "test")}
+        candidates.append(
+            (loss, len(candidates), settings, booster, time.perf_counter() - start + encoded, chosen_columns)
+        )
+    _, _, settings, booster, seconds, chosen_columns = min(candidates, key=lambda each: each[:2])
+    scores = {
+        split: booster.predict(chosen_columns[split], raw_score=True, num_threads=threads)
+        for split in ("valid", "test")
+    }
     total = time.perf_counter() - began
     return Grown(settings, booster.best_iteration, seconds, total, scores["valid"], scores["test"])
