@@ -1,5 +1,7 @@
-"""Write made-up logs: `clicks.csv`, five days of items that a shop showed with their clicks, and `tomorrow.csv`, the
-next day; with --news also `news.parquet`, a log of clicks alone."""
+"""Write synthetic logs of a shop: `clicks.csv` with five days of shown items and clicks, and `tomorrow.csv`.
+
+With --news, also write `news.parquet`, a log of clicks alone.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def make_log(folder: Path, rows: int = 12_000, seed: int = 1) -> None:
 
 
 def make_clicks(path: Path, clicks: int = 6_000) -> None:
-    """Write clicks of users who keep to a topic for a session; a topic has articles 0 to 39."""
+    """Write clicks of users who stay with one topic for a session; a topic has articles 0 to 39."""
     random = np.random.default_rng(1)
     session = np.sort(random.integers(0, clicks // 4, clicks))
     user = np.random.default_rng(2).integers(0, 500, clicks // 4 + 1)[session]
@@ -50,11 +52,13 @@ def make_clicks(path: Path, clicks: int = 6_000) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="where to write (default: here)")
-    parser.add_argument("--news", action="store_true", help="write a log of clicks alone, too")
-    given = parser.parse_args()
-    if not given.folder.is_dir():
-        parser.error(f"{given.folder} is no folder")
-    make_log(given.folder)
-    if given.news:
-        make_clicks(given.folder / "news.parquet")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=Path(), help="write to this folder (default: the current one)"
+    )
+    parser.add_argument("--news", action="store_true", help="also write a log of clicks alone")
+    arguments = parser.parse_args()
+    if not arguments.folder.is_dir():
+        parser.error(f"{arguments.folder} is not a folder")
+    make_log(arguments.folder)
+    if arguments.news:
+        make_clicks(arguments.folder / "news.parquet")

@@ -1,4 +1,4 @@
-"""What a row codec must hold: subclass the suites below that fit it, give a `config` and its `golden` bytes.
+"""Conformance tests of row codecs: subclass the suites that fit the codec, and define `config` and `golden` bytes.
 
 Shapes: n rows, D width. Every statistical test has fixed seeds and a bound of five standard deviations.
 """
@@ -30,7 +30,7 @@ GOLDEN_ROW = [0.1, -0.25, 1.0, 3.14159, -2.5e-6, 0.0, -0.7]
 
 
 def every_shape(config: CodecConfig, width: int) -> Iterator[RecordCodec]:
-    """The codecs of `config` for every kind of optimizer state."""
+    """Yield the codecs of `config` for every kind of optimizer state."""
     for state, row_state, full_state in product(("fp32", "bf16"), (False, True), (0, 1, 2)):
         chosen: Any = state
         yield RecordCodec(
@@ -40,7 +40,7 @@ def every_shape(config: CodecConfig, width: int) -> Iterator[RecordCodec]:
 
 
 def difficult_rows(width: int, seed: int = 0) -> Floats:
-    """``[14, D]``: zeros of both signs, constants, subnormals, large, small and mixed magnitudes."""
+    """Return rows ``[14, D]``: zeros of both signs, constants, subnormals, large, small and mixed magnitudes."""
     noise = np.random.default_rng(seed).standard_normal((14, width))
     rows = (noise * 10.0 ** np.arange(-9, 5)[:, None]).astype(np.float32)
     rows[0], rows[1], rows[2], rows[3], rows[13] = 0.0, -0.0, 0.3, -1e-9, 1.0
@@ -51,7 +51,7 @@ def difficult_rows(width: int, seed: int = 0) -> Floats:
 
 
 def level_of(codec: RecordCodec, rows: Floats, seed: int = 1) -> FloatRows:
-    """Level 0 with these weights ``[n, D]`` and random positive state."""
+    """Return level 0 with these weights ``[n, D]`` and random positive state."""
     random = np.random.default_rng(seed)
     row_states, full_states = len(rows) * codec.layout.row_state, rows.size * codec.layout.full_state
     return FloatRows(
@@ -64,7 +64,7 @@ def level_of(codec: RecordCodec, rows: Floats, seed: int = 1) -> FloatRows:
 
 
 def encoded(codec: RecordCodec, level: FloatRows, keys: NDArray[np.uint64], write: int = 3) -> Records:
-    """Records of every slot in order; a level of one slot is encoded once for each key."""
+    """Encode every slot in order; a level of one slot is encoded once for each key."""
     slots = np.arange(len(keys), dtype=np.int64) % level.slots
     records = np.zeros((len(keys), codec.record_bytes), dtype=np.uint8)
     assert codec.encode(level, slots, records, np.arange(len(keys), dtype=np.int64), keys, write) == -1
@@ -72,7 +72,7 @@ def encoded(codec: RecordCodec, level: FloatRows, keys: NDArray[np.uint64], writ
 
 
 def decoded(codec: RecordCodec, records: Records) -> FloatRows:
-    """A new level 0, poisoned and then filled from all records in order."""
+    """Decode all records in order into a new, poisoned level 0."""
     level = level_of(codec, np.full((len(records), codec.width), np.nan, dtype=np.float32))
     level.row_state.fill(np.nan)
     level.full_state.fill(np.nan)
@@ -83,39 +83,39 @@ def decoded(codec: RecordCodec, records: Records) -> FloatRows:
 
 
 def keys_of(count: int, seed: int = 2) -> NDArray[np.uint64]:
-    """Distinct random keys."""
+    """Draw distinct random keys."""
     return np.random.default_rng(seed).integers(0, 1 << 63, size=count, dtype=np.uint64)
 
 
 def float_step(values: Floats, kind: str) -> NDArray[np.float64]:
-    """Distance of the neighbours of each value in a float format."""
+    """Return the distance between neighbours of each value in a float format."""
     digits, least = {"fp32": (24, -149), "fp16": (11, -24), "bf16": (8, -133)}[kind]
     step: NDArray[np.float64] = 2.0 ** np.maximum(np.frexp(values.astype(np.float64))[1] - digits, least)
     return step
 
 
 def stored_parameters(codec: RecordCodec, records: Records) -> NDArray[np.float64]:
-    """``[n, 2]`` scale and offset as stored."""
+    """Return the stored scale and offset, ``[n, 2]``."""
     part = records[:, codec.layout.parameters_at : codec.layout.row_state_at].copy()
     return part.view(np.float32 if codec.layout.wide_parameters else np.float16).astype(np.float64)
 
 
 def weight_step(codec: RecordCodec, rows: Floats, records: Records) -> NDArray[np.float64]:
-    """``[n, D]`` distance of the two values between which a weight is rounded."""
+    """Return the distance ``[n, D]`` of the two values between which a weight is rounded."""
     if not codec.layout.levels:
         return float_step(rows, codec.config.kind)
     return np.broadcast_to(stored_parameters(codec, records)[:, :1], rows.shape)
 
 
 class CodecTests:
-    """The conformance suite of one codec configuration."""
+    """Conformance tests of one codec configuration."""
 
     config: ClassVar[CodecConfig]
     golden: ClassVar[str]
-    """Hexadecimal record of `GOLDEN_ROW` with key 7, write 11, row state 0.3 and full state 1/3, kept as bf16."""
+    """Hexadecimal record of `GOLDEN_ROW` with key 7, write 11, row state 0.3 and full state 1/3, stored as bf16."""
 
     def codec(self, width: int) -> RecordCodec:
-        """A codec without optimizer state."""
+        """Return a codec without optimizer state."""
         return RecordCodec(self.config, width=width, row_state=False, full_state=0)
 
     @pytest.mark.parametrize("width", WIDTHS)
@@ -304,7 +304,7 @@ class CodecTests:
 
 
 class StochasticTests(CodecTests):
-    """Also of codecs whose weights are rounded stochastically."""
+    """Additional tests of codecs with stochastic rounding."""
 
     def test_stochastic_rounding_has_no_bias(self) -> None:
         codec, count, width = self.codec(130), 8192, 130
@@ -320,7 +320,7 @@ class StochasticTests(CodecTests):
 
 
 class NearestFloatTests(CodecTests):
-    """Also of float formats without noise."""
+    """Additional tests of float formats without noise."""
 
     def test_a_decoded_row_keeps_its_bytes(self) -> None:
         codec, rows = self.codec(64), difficult_rows(64)
@@ -330,7 +330,7 @@ class NearestFloatTests(CodecTests):
 
 
 class QuantisedTests(CodecTests):
-    """Also of codes between a row's least and greatest weight."""
+    """Additional tests of codecs with codes between the smallest and the largest weight of a row."""
 
     @pytest.mark.parametrize("width", WIDTHS)
     def test_steps_are_no_wider_than_documented(self, width: int) -> None:

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-# Set before torch loads its threads: with two test processes on two cores, threads that spin steal each other's time,
-# and teams wait for members that have no core. So whole runs take one thread; `threads` gives kernels and tables two.
+# Set before torch starts its threads: with two test processes on two cores, spinning threads take time from each other,
+# and teams wait for threads without a core. So whole runs use one thread, and `threads` gives kernels and tables two.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -18,7 +18,7 @@ if os.environ.get("NUMBA_DISABLE_JIT") == "1":
 
     interpreted.install()
 
-# torch and what imports it are imported by fixtures: the process that hands tests to workers needs none of it.
+# Fixtures import torch and modules that import it, because the process that distributes tests does not need them.
 from pathlib import Path
 
 import forked
@@ -49,14 +49,17 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Half again as many as there are processors, up to four: tests wait for processes that they started."""
+    """Use 1.5 workers per processor, up to four, because tests wait for processes that they start."""
     return min(3 * (os.cpu_count() or 1) // 2, 4)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which writes groups into ids
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Folders of one worker and files with slow tests first, so that no worker is left with one while the others have
-    nothing; the tests of a class, or of a file, by one worker, so that its fixtures are made once."""
+    """Sort and group tests for the workers.
+
+    Folders of one worker and files with slow tests come first, so that no worker starts one while the others are idle.
+    One worker runs the tests of a class or file, so that its fixtures are built once.
+    """
     groups = {item: _group(item) for item in items}
     items.sort(key=lambda item: (groups[item] not in ONE_WORKER, item.get_closest_marker("slow") is None))
     for item, group in groups.items():
@@ -88,7 +91,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> None:
-    """`torch.empty` gives NaN (and the largest integers), so that output left unwritten shows."""
+    """Fill `torch.empty` with NaN (and the largest integers), so that tests notice output that is not written."""
     import torch
 
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -103,12 +106,12 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    """A disk of 4 MiB: a tmpfs in a mount namespace that lives as long as the test."""
+    """Yield a disk of 4 MiB: a tmpfs in a mount namespace that exists during the test."""
     from recipes import DISK_BYTES
 
     script = f"mount -t tmpfs -o size={DISK_BYTES} tmpfs /mnt && echo ready && exec cat"
     if not shutil.which("unshare"):
-        pytest.skip("no unshare here to mount a small disk with")
+        pytest.skip("unshare is not installed, which mounts a small disk")
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as holder:
         assert holder.stdin is not None

@@ -74,7 +74,7 @@ _LEAST = {"embedding_dim": 8, "dropout": 0.1, "cross_layers": 1, "low_rank": 4}
 
 
 def small(config: Any) -> Any:
-    """A model as it is, but for sizes."""
+    """Return a copy of a model configuration with small sizes."""
     given = {field.name: getattr(config, field.name) for field in fields(config)}
     least = {name: min(value, given[name]) for name, value in _LEAST.items() if given.get(name)}
     return replace(config, **least, **{name: (8,) for name, value in given.items() if name.endswith("_mlp") and value})
@@ -100,7 +100,7 @@ CASES |= SHIPPED
 
 
 def built(case: dict[str, Any], rows_on: str = "cpu") -> tuple[CTRModel, TrainConfig]:
-    """The model of a case, with its rows in the memory of `rows_on`, and how it is trained."""
+    """Build the model of a case, with its rows in the memory of `rows_on`, and its training settings."""
     tiers = TierConfig(device=rows_on)
     if "shipped" in case:
         model = build_model(case["shipped"], schema(), ROWS, seed=3, optimizer=case["rows"], tiers=tiers)
@@ -148,7 +148,7 @@ def losses(case: dict[str, Any], device: str, steps: int, rows_on: str = "cpu") 
 
 
 def compare(names: Sequence[str], steps: int) -> None:
-    """Print, as JSON, what each case gives on the CPU and on the device; many steps, of small models."""
+    """Print, as JSON, the losses of each case on the CPU and on the device; models are small for many steps."""
     cases = {name: {**CASES[name], "small": steps > 40} for name in names}
     print(
         json.dumps({name: [losses(case, device, steps) for device in ("cpu", "lazy")] for name, case in cases.items()})
@@ -157,7 +157,7 @@ def compare(names: Sequence[str], steps: int) -> None:
 
 @contextmanager
 def damaged(patch: Mapping[str, Any]) -> Iterator[None]:
-    """Attributes, each named by its path, are others."""
+    """Replace attributes, each named by its path, within the context."""
     before = []
     for path, other in patch.items():
         owner, name = pydoc.locate(path.rpartition(".")[0]), path.rpartition(".")[2]
@@ -199,7 +199,7 @@ def find() -> None:
         actual[name] = []
         for schedule in lazy_device.SCHEDULES:
             lazy_device.follow(schedule)
-            accelerator._OPEN.clear()  # no buffers of before
+            accelerator._OPEN.clear()  # drops the buffers of the previous run
             try:
                 with damaged(patch):
                     same = losses(CASES["fm"], "lazy", 2) == expected
@@ -212,8 +212,7 @@ def find() -> None:
 
 
 def whole(root: str) -> None:
-    """A run of a recipe on the CPU, one on the device, and one that is interrupted on each and is resumed on the other;
-    with the scores of the second on both."""
+    """Compare runs on the CPU, on the device, and alternating between both, and scores on both devices."""
     home = Path(root)
     record(open_device("lazy"), {})
 
@@ -262,7 +261,7 @@ _FAILING: set[str] = set()
 
 
 def _failing_update(stages: Stages, step: int, norm: Any = None) -> float:
-    """Where something is to fail, it does so from the sixth step on."""
+    """Fail from the sixth step on, as `_FAILING` selects."""
     if step == 5:
         lazy_device.Chip.broken = "chip" in _FAILING
         lazy_device.Chip.limit = lazy_device.Chip.held * ("memory" in _FAILING)
@@ -272,7 +271,7 @@ def _failing_update(stages: Stages, step: int, norm: Any = None) -> float:
 
 
 def failures(root: str) -> None:
-    """Print, as JSON, what runs report whose device fails in their middle; each resumes on the CPU to the same bits.
+    """Print, as JSON, the reports of runs whose device fails; each run resumes on the CPU with bitwise equal results.
 
     A run without pinned memory does not fail.
     """
@@ -306,7 +305,7 @@ def failures(root: str) -> None:
 
 
 def _mended() -> None:
-    """Let the device be as new."""
+    """Repair the device."""
     _FAILING.clear()
     lazy_device.Chip.broken = lazy_device.Chip.short = False
     lazy_device.Chip.limit = 0
@@ -317,7 +316,7 @@ def _mended() -> None:
 
 
 def _limited(size: int) -> None:
-    """Let the device have so much memory in addition to what is in use."""
+    """Limit the free memory of the device to `size` bytes."""
     lazy_device.Chip.limit, lazy_device.Chip.short = 0, False
     gc.collect()
     for stream in lazy_device._STREAMS:
@@ -326,18 +325,18 @@ def _limited(size: int) -> None:
 
 
 def small_memory(root: str) -> None:
-    """Print, as JSON, the message about a batch that the device has no memory for, and of one sample."""
+    """Print, as JSON, the messages about a batch, and about one sample, that exceed the memory of the device."""
     home, said, chip = Path(root), [], lazy_device.Chip
     record(open_device("lazy"), {})
 
     def trained(samples: int) -> int:
-        """The most bytes that its tensors lay in."""
+        """Return the peak memory of the tensors of a training."""
         recipe = Recipe.from_dict(
             tiny(home, run=str(home / f"run{samples}"), device="lazy", max_steps=3, batch_size=samples)
         )
         chip.most = chip.held
         before = chip.held
-        # Evaluations take 8,192 samples at a time, whose activations are more than these trainings'.
+        # Evaluations use batches of 8,192 samples, whose activations exceed those of these trainings.
         with damaged({"stratarec.training.evaluate.BATCH": 32}):
             Trainer(recipe, prepared(recipe.data)).train(overwrite=True)
         return chip.most - before
@@ -356,8 +355,10 @@ def small_memory(root: str) -> None:
 
 
 def verified() -> None:
-    """Print, as JSON, what a doctor finds of the device, and finds of one that computes something else; plans of steps
-    on it go by the figures."""
+    """Print, as JSON, the findings of a doctor for the device, and for a device with wrong results.
+
+    Plans of steps on the device use the measured figures.
+    """
     results, figures = [], dict[str, float]()
     for patch, most in (({}, None), ({"lazy_device.run": _damaged_run}, 1)):
         with damaged(patch):
@@ -373,7 +374,7 @@ _RUN = lazy_device.run
 
 
 def _damaged_run(func: Any, args: Any, options: dict[str, Any]) -> Any:
-    """Sums at places lose a little."""
+    """Run an operation with slightly wrong sums."""
     result = _RUN(func, args, options)
     return result * 0.999 if func is torch.ops.aten.index_add.default else result
 

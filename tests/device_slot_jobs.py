@@ -27,7 +27,7 @@ from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.update import Gradients
 
-# NumPy warns of what processors do without a word: infinity times 0, numbers beyond an integer.
+# NumPy warns of operations that processors allow: infinity times 0, numbers outside an integer type.
 warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
 
 
@@ -68,7 +68,7 @@ def kernels() -> None:
     for place, (kind, width) in enumerate(product(OPTIMIZERS, (5, 48))):
         singles = place % 4 in (0, 3)  # each optimizer at both widths, and with bags and single ids
         results[f"{kind}, {width}, {singles}"] = _step(OPTIMIZERS[kind], width, singles=singles, samples=7)
-    # Tables of a few rows: more lookups of one row than are summed one after another.
+    # Tables of a few rows, with more lookups of one row than a program sums sequentially.
     results["long runs"] = _step(OPTIMIZERS["sgd"], 5, singles=True, samples=400)
     results["long runs of bags"] = _step(OPTIMIZERS["adam"], 5, singles=False, samples=300)
     results["nothing"] = _step(OPTIMIZERS["sgd"], 5, singles=False, samples=0)
@@ -118,7 +118,7 @@ def codecs() -> None:
 
 def _same_records(codec: RecordCodec, optimizer: RowOptimizerConfig, seed: int) -> bool:
     rows = difficult_rows(codec.width, seed)
-    if seed % 3 == 2:  # one that no codec holds, in its last column
+    if seed % 3 == 2:  # add a number that no codec can store to the last column
         rows[7, -1] = (np.nan, np.inf, -np.inf, 7e4)[seed % 4]
     level = level_of(codec, rows)
     count, draws = len(rows), np.random.default_rng(seed)
@@ -162,11 +162,11 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "state stays": ("random.gpu", "if ROW_STATE:", "if ROW_STATE and K < 0:"),
     "clocks stand still": ("update.gpu", "valid, 0) + 1, valid)", "valid, 0), valid)"),
 }
-"""Fault -> module of kernels, its source, and what a mistaken one has in that place."""
+"""Fault -> module of kernels, its source, and the faulty source."""
 
 
 def find(name: str) -> None:
-    """Print, as JSON, whether a fault in a kernel shows: by bits, by accesses or by an error."""
+    """Print, as JSON, how a fault in a kernel is detected: by bits, by accesses or by an error."""
     module, old, new = FAULTS[name]
     triton_interpreter.plant(f"stratarec.kernels.{module}", old, new)
     try:
@@ -180,13 +180,13 @@ def find(name: str) -> None:
 
 def _differs(number: int) -> bool:
     workload = {**DEVICE_WORK[number], "steps": 3}
-    # One after the other: while results are computed, new tables have slots of that kind.
+    # Run one after the other, because new tables use slots of one kind while results are computed.
     one, other = (list(slot_memories.results(kind, **workload)) for kind in ("plain", "device"))
     return one != other
 
 
 def crossing() -> None:
-    """Print, as JSON, whether tables that are saved on one kind of slots continue on the other as on the first."""
+    """Print, as JSON, whether tables saved on one kind of slots train on the other kind as on the first."""
     same = []
     for kinds in (("device", "plain"), ("plain", "device")):
         ends = [list(_continued(first, kinds[1])) for first in (kinds[0], kinds[1])]
@@ -195,7 +195,7 @@ def crossing() -> None:
 
 
 def _continued(saved: str, loaded: str) -> Iterator[bytes]:
-    """Yield the bytes of tables that were trained and saved on slots of one kind, and further trained on another."""
+    """Yield the bytes of tables that were trained and saved on slots of one kind, and trained further on another."""
     optimizer = RowOptimizerConfig(kind="adam", rows="all", learning_rate=0.01)
     tables = [
         EmbeddingBagConfig(name=name, num_embeddings=120, embedding_dim=6, feature_names=(name,))

@@ -10,9 +10,9 @@ import pytest
 
 
 def missing(words: str, text: str | Iterable[str]) -> list[str]:
-    """Return those of the words separated by spaces that the text does not contain, in whatever order.
+    """Return the words, separated by spaces, that the text does not contain, in any order.
 
-    A word counts only where no letter or digit continues it: "1" is not in "10".
+    A word counts only if no letter or digit follows or precedes it: "1" is not in "10".
     """
     text = text if isinstance(text, str) else "\n".join(text)
     return [word for word in words.split() if not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)]
@@ -29,7 +29,7 @@ def refuses(
 
 
 def check_refusal(words: str, text: str) -> None:
-    """Expect one line that the command line wrote to stderr, with the words."""
+    """Check that the command line wrote one line to stderr that contains the words."""
     assert text.startswith("stratarec: "), text
     assert text.count("\n") == 1, text
     assert not missing(words, text), text

@@ -1,8 +1,8 @@
 """Run commands in processes that are forked from a process with all imports: a start takes a tenth of the time.
 
-One server process serves all workers of a session. It runs no kernel and starts no thread, so that nothing is lost in a
-fork. The encoding of streams and the options of the interpreter are those of the server, and closed pipes end a command
-in another way. Tests of these properties start a new Python.
+One server process serves all workers of a session. It runs no kernel and starts no thread, so that a fork loses
+nothing. The encoding of streams and the options of the interpreter are those of the server, and closed pipes end a
+command in another way. Tests of these properties start a new Python process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from types import ModuleType
 from typing import IO, Any
 
 _NAME = "STRATAREC_TESTS_FORKED"
-"""Variable of the environment with the name of the server's socket."""
+"""Environment variable with the name of the server's socket."""
 
 _LONGEST = 1 << 20
-"""Bytes of a request."""
+"""Largest number of bytes of a request."""
 
 _PATIENCE = 300.0
-"""Seconds after which a command hangs."""
+"""Timeout of a command in seconds."""
 
 
 def run(
@@ -43,9 +43,9 @@ def run(
     stdin: IO[Any] | int | None = None,
     stdout: IO[Any] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """`stratarec` with these arguments; `before` is Python that is executed first.
+    """Run `stratarec` with these arguments; `before` is Python code that is executed first.
 
-    It reads `stdin`, or nothing. What it writes is in the result, but what goes to `stdout`, where that is given.
+    The command reads `stdin`, or nothing. The result contains its output, except output that is redirected to `stdout`.
     """
     code = "import sys\nfrom stratarec.cli import main\nsys.exit(main(sys.argv[1:]))"
     return python(f"{before}\n{code}", arguments, cwd=cwd, environment=environment, stdin=stdin, stdout=stdout)
@@ -60,7 +60,7 @@ def python(
     stdin: IO[Any] | int | None = None,
     stdout: IO[Any] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -c code` with these arguments; for the other parameters see `run`."""
+    """Run `python -c code` with these arguments; the other parameters are those of `run`."""
     with Path(os.devnull).open() as nothing, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         line = _line(threading.get_ident())
         chosen = (nothing if stdin is None else stdin, stdout or out, err)
@@ -72,8 +72,10 @@ def python(
 
 
 def begin(code: str, stdin: int) -> socket.socket:
-    """Start `python -c code` with the file descriptor `stdin` and the streams of this process; a line that can be read
-    once it has ended."""
+    """Start `python -c code` with the file descriptor `stdin` and the streams of this process.
+
+    Returns a socket that becomes readable when the process has ended.
+    """
     line = connect()
     _ask(line, code, (), [stdin, 1, 2])
     return line
@@ -102,7 +104,7 @@ def _text(file: IO[str]) -> str:
 
 
 def start() -> None:
-    """Start the server, for this process and all that it starts; it imports what it needs when it is first asked."""
+    """Start the server for this process and its children; the server imports modules at the first request."""
     if _NAME in os.environ:
         return
     os.environ[_NAME] = f"stratarec-tests-{os.getpid()}-{secrets.token_hex(8)}"
@@ -110,7 +112,7 @@ def start() -> None:
         listener.bind(f"\0{os.environ[_NAME]}")
         listener.listen()
         command = [sys.executable, __file__, str(listener.fileno())]
-        # Whoever is forked may be told to take more threads.
+        # Forked processes may use more threads.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         server = subprocess.Popen(command, pass_fds=[listener.fileno()], env=environment, stdin=subprocess.PIPE)
     atexit.register(server.communicate)  # it ends when its input does
@@ -127,7 +129,7 @@ def connect() -> socket.socket:
 
 @cache
 def _line(_thread: int) -> socket.socket:
-    """Return the line of a thread: the server answers one command after another on each line."""
+    """Return the connection of a thread: the server answers one command after another on each connection."""
     line = connect()
     atexit.register(line.close)
     return line
@@ -138,7 +140,7 @@ def leave_unsynced() -> None:
 
     No test cuts the power, and waiting for disks took a third of the time of `prepare` and `train`.
     """
-    os.fsync = os.fstat  # which refuses what is no open file, too
+    os.fsync = os.fstat  # also raises an error for closed files
 
 
 def _listen(listener: socket.socket) -> None:
@@ -180,7 +182,7 @@ def _serve(line: socket.socket) -> None:
         for stream in streams:
             os.close(stream)
         _, status = os.waitpid(child, 0)
-        with suppress(BrokenPipeError):  # nobody asks any more
+        with suppress(BrokenPipeError):  # the client has closed the connection
             line.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 

@@ -1,7 +1,7 @@
 """Whole runs with rows in GPU memory: kernels in Triton's interpreter, on tensors of the CPU.
 
-The tests of `training/test_gpu_runs.py` call these functions in processes of their own. The GPU is an H100 of a data
-sheet, whose memory is that of the CPU: `as_gpu`.
+The tests of `training/test_gpu_runs.py` call these functions in child processes. The GPU is an H100 as in its data
+sheet, whose memory is that of the CPU (`as_gpu`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def as_gpu(kind: str = "device") -> Iterator[None]:
 def make_recipe(home: Path, name: str, **sections: Any) -> Recipe:
     content = tiny(home, run=str(home / name), batch_size=16, max_steps=STEPS, eval_every=2)
     content["data"]["source"]["samples"] = 3000
-    content["data"]["split"] |= {"valid": 0.03, "test": 0.03}  # the interpreter takes its time
+    content["data"]["split"] |= {"valid": 0.03, "test": 0.03}  # the interpreter is slow
     content["model"] |= {"embedding_dim": 8, "bottom_mlp": [8]}
     return Recipe.from_dict({**content, **sections})
 
@@ -73,7 +73,7 @@ def trained(recipe: Recipe, at: int = 0, *, resume: bool = False) -> Path:
 
 
 def assert_same(one: Path, other: Path) -> None:
-    """Compare all rows and weights of two runs, wherever their rows are."""
+    """Check that all rows and weights of two runs are equal, wherever their rows are stored."""
     with open_run(one) as left, open_run(other) as right:
         for name in left.dataset.vocabularies:
             for part, values in left.model.embeddings.table(name).items():
@@ -83,7 +83,7 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 def either_device(root: str) -> None:
-    """Train on the CPU, on the GPU, and on both in turns, with the same bits; open the runs on both."""
+    """Check that training on the CPU, on the GPU, and on both alternately is bitwise equal; open the runs on both."""
     home = Path(root)
     expected = trained(make_recipe(home, "cpu"))
     with as_gpu():
@@ -113,7 +113,7 @@ def either_device(root: str) -> None:
 
 
 def doctor(root: str) -> None:
-    """Train the rows by which a doctor compares a GPU with the CPU."""
+    """Check that the rows by which a doctor compares a GPU with the CPU are equal."""
     for kind in ("rowwise_adagrad", "adam"):
         rows = []
         for memory in ("plain", "device"):
@@ -124,7 +124,7 @@ def doctor(root: str) -> None:
 
 
 def hot_and_rounded(root: str) -> None:
-    """Train hot rows in batches of their own, over int8 homes, with the bits of the same plan in DRAM."""
+    """Check that hot batches with int8 homes train bitwise equal to the same plan in DRAM."""
     home, runs = Path(root), {}
     memory, hot = {"precision": "int8"}, {"budget": "8KiB", "batches": "proportional"}
     for kind in ("plain", "device"):

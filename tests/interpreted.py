@@ -1,8 +1,8 @@
-"""Kernels without Numba's compiler (NUMBA_DISABLE_JIT=1): the same bodies, run by the interpreter.
+"""Kernels without Numba's compiler (NUMBA_DISABLE_JIT=1): the interpreter runs the same function bodies.
 
-Compiled code neither checks an index nor notices what it read there; the interpreter raises `IndexError`. What kernels
-say to LLVM directly has no body that could be interpreted, so every such operation has a twin here in NumPy's words:
-what it is documented to give, with indices checked. `install` must run before the first kernel is imported.
+Compiled code does not check indices; the interpreter raises `IndexError`. LLVM intrinsics have no body to interpret, so
+each of them has a twin here in NumPy, with its documented result and with checked indices. `install` must run before
+the first kernel is imported.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Size = TypeVar("Size")
 
 
 def sized(compiled: Size, tiny: Size) -> Size:
-    """`tiny` where the interpreter runs kernels, which takes a thousand times as long."""
+    """Return `tiny` if the interpreter runs kernels, which takes a thousand times as long, and `compiled` otherwise."""
     return tiny if WANTED else compiled
 
 
 def install() -> None:
-    """Let every intrinsic be called from Python."""
+    """Make every intrinsic callable from Python."""
 
     def call(intrinsic: Any, *args: Any) -> Any:
         made = intrinsic._defn
         name = f"{made.__module__.rpartition('.')[2]}.{intrinsic._name}"
         if name not in _TWINS:
-            raise NotImplementedError(f"{name} has no twin in {__file__}: say there what it gives")
+            raise NotImplementedError(f"{name} has no twin in {__file__}; add one")
         return _TWINS[name](*args)
 
     _Intrinsic.__call__ = call
@@ -57,7 +57,7 @@ def span(array: Any, first: int, count: int) -> Any:
     return array[first : first + count]
 
 
-# Teams: the calling thread alone
+# Teams consist of the calling thread
 
 
 @twin("outline")
@@ -94,7 +94,7 @@ twin("atomics", "read")(lambda words, place: int(span(words, place, 1)[0]))
 
 @twin("prefetch")
 def prefetch(array: Any, element: int) -> None:
-    """Any address may be asked for: it never faults."""
+    """Do nothing, because prefetching never faults."""
 
 
 def _loaded(array: Any, byte: int, kind: Any) -> Any:
@@ -184,7 +184,7 @@ twin("vector", "broadcast")(lambda number, width: np.full(width, number, dtype=n
 
 @twin("vector")
 def multiply_add(one: Any, other: Any, sum: Any) -> Any:
-    """Rounded once, as machines of today do (but for sums that lie on a tie of float64)."""
+    """Multiply and add with one rounding, as current processors do (except for sums on a tie of float64)."""
     return (one.astype(np.float64) * other + sum).astype(np.float32)
 
 

@@ -1,18 +1,18 @@
 """A device in pure Python on which nothing runs until somebody waits for it.
 
-It finds what a real one punishes by chance: a wait that is missing, a buffer that is taken again too early, memory that
-another stream still uses, and whatever the host takes from the device without saying so.
+The device detects errors that occur on a real device only by chance: missing waits, buffers that are reused too early,
+memory that another stream still uses, and implicit transfers from the device to the host.
 
-- Operations are queued by stream. Results are poison until they ran, as is memory that was just made.
-- Copies between pinned memory and the device happen late; those of other memory wait for the stream, as real ones do.
-- Memory whose last tensor is gone is poisoned as soon as the stream on which it was made gets there: so it is with an
-  allocator that gives it to somebody else. `Driver.keep` lets it wait for another stream.
-- Operations on tensors of both sides are refused, and arrays of device tensors, too.
-- `WAITS` has what the host waited for.
+- Operations are queued by stream. Results and new memory contain poison until the operations run.
+- Copies between pinned memory and the device run late; copies of other memory wait for the stream, as on real devices.
+- Memory without tensors is poisoned as soon as the stream that allocated it arrives there, because an allocator could
+  reuse it from then on. `Driver.keep` delays this for another stream.
+- Operations on tensors of both sides, and arrays of device tensors, raise an error.
+- `WAITS` records the operations that the host waited for.
 
-When streams go on is a `Schedule`: each sees other faults, so use several. torch has hooks for a device in Python
-(`torch.utils.backend_registration`, experimental); they must be set before a process computes any gradient, once.
-What it cannot show: numerics of the kernels of a real device, its speed, and errors in mid-run.
+A `Schedule` decides when streams advance. Each schedule detects other faults, so use several. torch has hooks for a
+device in Python (`torch.utils.backend_registration`, experimental); they must be set once, before a process computes
+any gradient. The device does not show the numerics of real kernels or the speed of a real device.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from stratarec.kernels.runtime import accelerator
 NAME = "lazy"
 SCHEDULES = ("all-lazy", "main-eager", "side-eager", "random1", "random2")
 WAITS: list[str] = []
-"""What made the host wait, since somebody cleared it."""
+"""Operations that made the host wait, since the list was cleared."""
 
 _LOCK = threading.RLock()
 _LOCAL = threading.local()
 _STREAMS: list[Stream] = []
 _PINNED: dict[int, int] = {}
-"""Addresses of pinned memory: first, and behind the last. It is never given back."""
+"""Address ranges of pinned memory: start and end. Pinned memory is never released."""
 _SYNCHRONOUS = (
     "_local_scalar_dense",
     "nonzero",
@@ -54,14 +54,14 @@ _SYNCHRONOUS = (
 
 
 class Schedule:
-    """When streams advance by themselves."""
+    """Decides when streams advance on their own."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._draws = random.Random(int(name.removeprefix("random"))) if name.startswith("random") else None
 
     def queued(self, stream: Stream) -> None:
-        """Something was queued."""
+        """Advance streams after an operation was queued."""
         main = stream.is_main
         if (self.name == "main-eager" and main) or (self.name == "side-eager" and not main):
             stream.drain()
@@ -75,7 +75,7 @@ _KEPT: list[Any] = []
 
 
 class Stream:
-    """Work in order."""
+    """A queue of operations that run in order."""
 
     def __init__(self) -> None:
         self._work: deque[Callable[[], object]] = deque()
@@ -94,7 +94,7 @@ class Stream:
             SCHEDULE.queued(self)
 
     def drain(self, upto: int | None = None) -> None:
-        """Do all that was queued before `upto`."""
+        """Run all operations queued before `upto`."""
         with _LOCK:
             last = self.queued if upto is None else upto
             while self.done < last:
@@ -108,7 +108,7 @@ class Stream:
         self.drain()
 
     def forget(self) -> None:
-        """Do nothing of what was queued."""
+        """Drop all queued operations."""
         self._work.clear()
         self.done = self.queued
 
@@ -128,7 +128,7 @@ class Stream:
 
 
 class Event:
-    """The end of what a stream has been given so far."""
+    """End of the operations queued on a stream so far."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream, self._upto = stream, stream.queued
@@ -153,15 +153,18 @@ def current() -> Stream:
 
 
 class Chip:
-    """What there is of it."""
+    """Memory and failures of the device."""
 
     limit = 0
-    """Bytes of its memory; 0 for any."""
+    """Bytes of memory; 0 for no limit."""
     held = most = 0
-    """Bytes that tensors lie in, and the most so far."""
+    """Bytes of all tensors, and their peak."""
     broken = short = False
-    """Whether it fails: whoever asks it anything is told so from then on. Whether it lacked memory on a thread of
-    autograd's, through which no error of Python's passes: it is raised where the main thread asks for anything next."""
+    """Whether the device has failed, and whether it ran out of memory on a thread of autograd.
+
+    A failed device raises an error at every later call. Errors of Python cannot leave threads of autograd, so the next
+    call on the main thread raises the error about memory.
+    """
 
     @classmethod
     def take(cls, size: int) -> None:
@@ -181,7 +184,7 @@ class Chip:
 
 
 class Memory:
-    """What tensors of the device lie in; gone with the last of them."""
+    """Memory of tensors on the device, released with the last of them."""
 
     def __init__(self, inner: Tensor) -> None:
         Chip.take(inner.nbytes)
@@ -190,7 +193,7 @@ class Memory:
 
 
 def _freed(made: Stream, others: list[Stream], inner: Tensor) -> None:
-    """Somebody else has the memory as soon as the stream on which it was made gets there."""
+    """Poison memory once the stream that allocated it, and the streams that it is kept for, have arrived."""
     with _LOCK:
         Chip.held -= inner.nbytes
         events = [stream.record_event() for stream in others]
@@ -200,13 +203,13 @@ def _freed(made: Stream, others: list[Stream], inner: Tensor) -> None:
                 event.arrive()
             poison(inner)
 
-        # Not by the schedule: this may be in the middle of anything.
+        # Do not run the schedule, because this may happen during any operation.
         made._work.append(taken)
         made.queued += 1
 
 
 class Lazy(Tensor):
-    """A tensor of the device; its values are in `inner`, on the host."""
+    """Tensor on the device; its values are in `inner` on the host."""
 
     inner: Tensor
     memory: Memory
@@ -252,14 +255,14 @@ def poison(tensor: Tensor) -> None:
 
 
 def fresh(like: Tensor) -> Lazy:
-    """New memory of the device."""
+    """Allocate memory on the device."""
     inner = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype)
     poison(inner)
     return Lazy(inner)
 
 
 def inner(values: Any) -> Any:
-    """Not by torch's trees, which take most of the time of an operation."""
+    """Replace tensors of the device by their values, because `tree_map` takes most of the time of an operation."""
     if isinstance(values, Lazy):
         return values.inner
     if isinstance(values, tuple | list):
@@ -317,7 +320,7 @@ def _described(each: Any) -> Any:
 
 
 def _made(func: Any, args: Any, options: dict[str, Any]) -> Any:
-    """The results of an operation, which come later."""
+    """Queue an operation and return its poisoned results."""
 
     def shape(each: Any) -> Any:
         if not isinstance(each, Tensor):
@@ -334,7 +337,7 @@ def _made(func: Any, args: Any, options: dict[str, Any]) -> Any:
 
     def work() -> None:
         for target, found in zip(targets, tensors(func(*given, **given_options)), strict=True):
-            if found.numel():  # some kernels leave out what nobody will ask for
+            if found.numel():  # some kernels omit results that are not used
                 target.copy_(found)
 
     current().put(work)
@@ -342,7 +345,7 @@ def _made(func: Any, args: Any, options: dict[str, Any]) -> Any:
 
 
 def _changed(func: Any, args: Any, options: dict[str, Any]) -> Any:
-    """An operation that writes what it is given."""
+    """Queue an operation that writes to its arguments."""
     schema, given, given_options = func._schema, inner(args), inner(options)
     current().put(lambda: func(*given, **given_options))
     actual = []
@@ -374,7 +377,7 @@ def _is_pinned(tensor: Tensor) -> bool:
 
 
 def _at(tensor: Tensor) -> Tensor:
-    """The memory of a pinned tensor, by its address alone: a copy that is under way keeps no buffer from anybody."""
+    """Return the memory of a pinned tensor by address, because a running copy does not keep its buffer alive."""
     assert tensor.is_contiguous()
     bytes_ = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
     return torch.frombuffer(bytes_, dtype=tensor.dtype).view(tensor.shape) if tensor.numel() else tensor
@@ -400,7 +403,7 @@ def _copied(target: Tensor, source: Tensor, unwaited: bool) -> Tensor:
 
 
 class Driver(accelerator.Driver):
-    """In the place of torch's own."""
+    """Driver of the lazy device, instead of torch's."""
 
     def stream(self) -> Stream:
         return Stream()
@@ -423,7 +426,7 @@ class Backend:
     """The module ``torch.lazy``."""
 
     present = True
-    """Whether there is such a device."""
+    """Whether the device exists."""
 
     def is_initialized(self) -> bool:
         return True
@@ -459,7 +462,7 @@ class _Hook(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc]
 
 
 def _narrowed(func: Any, args: Any, options: dict[str, Any]) -> Any:
-    """An operation under autocast, as the CPU has it."""
+    """Run an operation under autocast, as on the CPU."""
     kind = torch.get_autocast_dtype(NAME)
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
     with torch._C._ExcludeDispatchKeyGuard(keys):
@@ -470,13 +473,13 @@ def _narrowed(func: Any, args: Any, options: dict[str, Any]) -> Any:
 
 
 def follow(schedule: str) -> None:
-    """Go on by another schedule."""
+    """Switch to another schedule."""
     global SCHEDULE
     SCHEDULE = Schedule(schedule)
 
 
 def install(schedule: str = SCHEDULES[0]) -> None:
-    """Let there be the device ``lazy`` in this process, from before its first gradient to its end."""
+    """Register the device ``lazy`` in this process; call it before the first gradient is computed."""
     Stream()
     follow(schedule)
     _setup_privateuseone_for_python_backend(NAME, backend_module=Backend(), hook=_Hook())
@@ -490,7 +493,7 @@ def install(schedule: str = SCHEDULES[0]) -> None:
 
     own.impl("empty.memory_format", empty, "PrivateUse1")
     own.impl("empty_strided", empty_strided, "PrivateUse1")
-    # These make an empty tensor and let another operation give it its shape, which ours cannot change.
+    # These create an empty tensor and resize it in another operation, but tensors of this device cannot be resized.
     for name in ("arange", "arange.start", "arange.start_step", "stack"):
         whole, _, overload = name.partition(".")
         func = getattr(getattr(torch.ops.aten, whole), overload or "default")

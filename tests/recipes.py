@@ -49,23 +49,23 @@ from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 KILLS = int(os.environ.get("STRATAREC_KILLS", "1"))
-"""How often the tests that kill a run do so."""
+"""Number of kills in tests that kill a run."""
 
 DISK_BYTES = 4 << 20
 """Size of the disk of the fixture `small_disk`."""
 
 
 def fill_disk(path: Path, free: int) -> None:
-    """Leave `free` bytes on a small disk, by a file at its top."""
+    """Fill a small disk with one file until `free` bytes are left."""
     used = sum(file.stat().st_blocks * 512 for file in path.parent.rglob("*"))
     with path.open("wb") as file:
         file.write(bytes(DISK_BYTES - used - free))
 
 
 def tiny(root: Path, **train: Any) -> dict[str, Any]:
-    """A recipe of a few thousand samples under `root`; `train` changes its training section.
+    """Return a recipe of a few thousand samples under `root`; `train` changes its training section.
 
-    Without a report, whose drawing takes as long as the training.
+    The recipe has no report, because drawing one takes as long as the training.
     """
     return {
         "name": "tiny",
@@ -161,7 +161,7 @@ def assert_same_model(one: Path, other: Path) -> None:
 
 
 def table_values(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Weights and state of every row of a checkpoint; NaN for rows that were never written."""
+    """Return weights and state of every row of a checkpoint; NaN for rows that were never written."""
     results = {}
     for manifest in checkpoint.read_state(path)["tables"]["groups"]:
         total = sum(rows for _, rows, *_ in manifest["tables"])
@@ -179,7 +179,7 @@ def table_values(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 def train(
     recipe: Recipe, *, resume: bool = False, plan: Plan | None = None, progress: Progress | None = None
 ) -> Trainer:  # fmt: skip
-    """Train a recipe on its data set, to the end."""
+    """Train a recipe on its data set to the end."""
     trainer = Trainer(recipe, Dataset.open(recipe.data.path), progress, plan=plan)
     trainer.train(resume=resume)
     return trainer
@@ -188,8 +188,11 @@ def train(
 def agreeing_scores(
     run: str | Path, log: Path, root: Path, *, rtol: float = 1e-4
 ) -> tuple[Scorer, np.ndarray[Any, Any]]:
-    """The scorer of an export of a run, and its scores of a Parquet log: within `rtol` those of the raw log, and those
-    that the run predicts of the test split that was made of it."""
+    """Export a run, score a Parquet log with the export, and return the scorer and the scores.
+
+    The scores must agree within `rtol` with those of the run on the raw log, and with its predictions of the test
+    split.
+    """
     with open_run(run) as trained:
         predict(trained, "test", root / "test.parquet", SilentProgress())
         fresh = RawLogs(trained, [str(log)])
@@ -204,7 +207,7 @@ def agreeing_scores(
 
 
 def interrupt(trainer: Trainer, at: int, times: int = 1) -> None:
-    """Ctrl-C after a step."""
+    """Send SIGINT (Ctrl-C) after step `at`."""
 
     @contextmanager
     def stepped(_: int) -> Iterator[None]:
@@ -217,7 +220,7 @@ def interrupt(trainer: Trainer, at: int, times: int = 1) -> None:
 
 
 def sized(content: dict[str, Any], dataset: Dataset, earlier: Recipe | None = None) -> tuple[dict[str, Any], str]:
-    """A recipe's content with defaults by the size of the data, and the line that names them."""
+    """Return a recipe's content with defaults for the size of the data, and the line that names these defaults."""
     recipe = Recipe.from_dict(content)
     values = choose_defaults(recipe, leaves(content), dataset, earlier)
     content = with_values(content, values)
@@ -226,6 +229,6 @@ def sized(content: dict[str, Any], dataset: Dataset, earlier: Recipe | None = No
 
 
 def start(path: str | Path, *options: str) -> subprocess.Popen[bytes]:
-    """`stratarec train --resume` of a recipe, in a process of its own."""
+    """Start `stratarec train --resume` of a recipe in a child process."""
     command = [sys.executable, "-m", "stratarec", "train", "-q", "--resume", str(path), *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -1,12 +1,12 @@
-"""Slots that check the seam of level 0: the same workload on slots of other kinds, by the bits of plain ones.
+"""Slots that check the interface of level 0: the same workload must give the same bits on slots of several kinds.
 
-- *Guarded*: their pages are inaccessible but while a method of `SlotMemory` runs, so any other access ends the process
-  with its stack. `views` leave them open for good: they hand the pages out.
-- *Late*: a step runs as late as a stream may let it, when something is called that waits for it.
+- *Guarded*: pages of slots are inaccessible except while a method of `SlotMemory` runs, so any other access ends the
+  process with its stack. `views` leaves them open for good, because it returns the pages.
+- *Late*: a step runs as late as a stream allows, when a method that waits for it is called.
 - *Apart*: records of a home cannot be addressed, as from another device.
 - *Device*: slots of a GPU, on tensors of the CPU, with kernels in Triton's interpreter.
 
-The first shows nothing where another thread is in a method meanwhile: so there is a run without lookahead.
+Guarded slots detect nothing while another thread is in a method, so one workload has no lookahead.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ WITHOUT_SLOTS = ("like", "stage", "empty", "square_norms")
 IN_ORDER = ("pool", "gather", "apply_missed_steps", "weight_gradient")
 """Methods that a stream runs after earlier steps, without waiting."""
 WAITING = ("encode", "swap", "copy_from", "trained", "apply_missed_steps_to_range", "views")
-"""Methods that must wait for the steps that were asked for: where one of them does not, some workload below shows it.
-The others need not: into a slot that `encode` left, or that was empty, rows come in whatever is queued."""
+"""Methods that must wait for the queued steps; if one of them does not, some workload shows it.
+
+The other methods need not wait: rows can be fetched into a slot that was encoded or empty while steps are queued.
+"""
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -51,7 +53,7 @@ def _protect(array: np.ndarray[Any, Any], access: int) -> None:
 
 
 class Guarded(CpuSlots):
-    """See above. Slots lie on pages of their own (`kernels.runtime.memory.allocate`)."""
+    """Slots on inaccessible pages. Slots have their own pages (`kernels.runtime.memory.allocate`)."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -95,12 +97,12 @@ for _name in set(METHODS) - set(WITHOUT_SLOTS):
 
 
 class Late(CpuSlots):
-    """See above. All of a process share a queue, as those of a `Level0` share what steps work in."""
+    """Slots with late steps. All slots of a process share a queue, because slots of a `Level0` share work buffers."""
 
     queue: ClassVar[list[Callable[[], None]]] = []
     lock = threading.RLock()
     careless = ""
-    """A method that does not wait."""
+    """Name of a method that does not wait."""
 
     def update(self, *given: Any) -> None:
         with self.lock:
@@ -130,13 +132,13 @@ for _name in (*IN_ORDER, *WAITING):
 
 
 class Apart(CpuSlots):
-    """See above."""
+    """Slots that cannot address records of a home."""
 
     addresses_host = False
 
 
 def device(*given: Any) -> SlotMemory:
-    """See above."""
+    """Return slots of a GPU, whose kernels run in Triton's interpreter."""
     import triton_interpreter  # noqa: F401  # Triton is imported by the next line
 
     from stratarec.embedding.device_slots import DeviceSlots
@@ -145,7 +147,7 @@ def device(*given: Any) -> SlotMemory:
 
 
 KINDS: dict[str, Any] = {"plain": CpuSlots, "guarded": Guarded, "late": Late, "apart": Apart, "device": device}
-"""Name -> class of slots, or a function that returns some."""
+"""Name -> class of slots, or a function that returns slots."""
 TABLES = {
     "whole": None, "int8": TableTier(home="dram", codec=CodecConfig(kind="int8"), cache_rows=128),
     "mapped": TableTier(home="mapped", cache_rows=128),
@@ -168,7 +170,7 @@ def batch(seed: int, *, weighted: bool) -> KeyedJagged:
 
 
 def work(kind: str, **workload: Any) -> str:
-    """Return a hash of all results of a training."""
+    """Train and return a hash of all results."""
     digest = hashlib.sha256()
     for part in results(kind, **workload):
         digest.update(part)
@@ -181,8 +183,8 @@ def results(
 ) -> Iterator[bytes]:  # fmt: skip
     """Train, and yield the bytes of each result.
 
-    They are outputs, gradients of per-sample weights, an evaluation and a checkpoint in mid-training, and the tables
-    at its end.
+    Results are outputs, gradients of per-sample weights, an evaluation and a checkpoint during training, and the final
+    tables.
     """
     slots.MEMORIES["cpu"] = KINDS[kind]
     with tempfile.TemporaryDirectory() as folder:
@@ -260,7 +262,7 @@ DEVICE_WORK: tuple[dict[str, Any], ...] = (
     {"optimizer": OPTIMIZERS["rowwise_adagrad"], "depth": 2, "width": 48, "steps": 3, "clipped": True},
     {"optimizer": OPTIMIZERS["sgd"], "depth": 0, "width": 128, "steps": 3},
 )
-"""Shorter ones for slots of a GPU, as interpreted kernels take long: all optimizers, more widths."""
+"""Shorter workloads for slots of a GPU, because interpreted kernels are slow: all optimizers, more widths."""
 
 
 def difference(one: bytes, other: bytes) -> float:
@@ -274,13 +276,13 @@ def difference(one: bytes, other: bytes) -> float:
 
 
 def compare(workloads: int) -> None:
-    """Print, as JSON, the hashes of the first workloads by kind of slots; those of a GPU have tests of their own."""
+    """Print, as JSON, the hashes of the first workloads by kind of slots; slots of a GPU have other tests."""
     kinds = [kind for kind in KINDS if kind != "device"]
     print(json.dumps({kind: [work(kind, **each) for each in WORK[:workloads]] for kind in kinds}))
 
 
 def find(names: tuple[str, ...]) -> None:
-    """Print, as JSON, which of the methods show in some workload's bits where they do not wait."""
+    """Print, as JSON, the methods whose missing wait changes the bits of some workload."""
     expected, actual = cache(lambda number: work("plain", **WORK[number])), []
     for name in names:
         Late.careless = name

@@ -1,4 +1,4 @@
-"""What every `RecordStore` must hold to: a suite to subclass, and a state machine that compares a store with a dict."""
+"""Conformance tests of `RecordStore`: a suite to subclass, and a state machine that compares a store with a dict."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ POISON = 0xA5
 
 
 def random_records(rows: Rows, record_bytes: int, seed: int) -> Records:
-    """``[n, record_bytes]`` uint8, a function of (row, seed)."""
+    """Return records ``[n, record_bytes]`` uint8 as a function of (row, seed)."""
     words = (rows[:, None].astype(np.uint64) << np.uint64(32)) | np.arange(-(-record_bytes // 8), dtype=np.uint64)
     return mix_array(words ^ np.uint64(seed << 16)).view(np.uint8)[:, :record_bytes].copy()
 
 
 def read_all(store: RecordStore) -> tuple[NDArray[np.bool_], Records]:
-    """Which rows were written and all records, those of unwritten rows poisoned."""
+    """Return which rows were written, and all records, poisoned where they were not written."""
     out = np.full((store.rows, store.record_bytes), POISON, np.uint8)
     return store.read(np.arange(store.rows), out), out
 
@@ -55,7 +55,7 @@ def new_directory(path: Path) -> Path:
 
 
 def damage(path: Path, offset: int, flip: int = 0x01) -> None:
-    """Flip bits of one byte of a file that may be linked elsewhere; the other names see it too."""
+    """Flip bits of one byte of a file; hard links to the file see the change, too."""
     with path.open("r+b") as file:
         file.seek(offset)
         byte = file.read(1)[0]
@@ -64,7 +64,7 @@ def damage(path: Path, offset: int, flip: int = 0x01) -> None:
 
 
 class FailingStore:
-    """A `RecordStore` over `inner` that fails on request, and has no memory that can be addressed."""
+    """A `RecordStore` that wraps `inner`, fails on request, and has no addressable memory."""
 
     array = bits = None
 
@@ -76,11 +76,11 @@ class FailingStore:
         return getattr(self.inner, name)
 
     def fail(self, operation: str, error: BaseException, *, share: float = 0.0) -> None:
-        """Let the next `operation` do `share` of its rows, where it has rows, and then raise `error`."""
+        """Make the next `operation` raise `error`, after a `share` of its rows if it has rows."""
         self._failures[operation] = error, share
 
     def forget(self) -> None:
-        """Fail no more."""
+        """Cancel all requested failures."""
         self._failures.clear()
 
     def _do(self, operation: str, first: Any, second: Any) -> Any:
@@ -110,7 +110,7 @@ class FailingStore:
 
 
 class FailingArray(FailingStore):
-    """The same over records that are memory, which are moved without the store: `mark_written` may fail too."""
+    """Failing store with addressable records, which move without the store; `mark_written` may fail, too."""
 
     array = property(lambda self: self.inner.array)
     bits = property(lambda self: self.inner.bits)
@@ -123,10 +123,10 @@ class FailingArray(FailingStore):
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """No file of this process grows beyond `size` bytes: a disk that fills up in the middle of a write."""
+    """Limit files of this process to `size` bytes, as if a disk filled up during a write."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with pytest.MonkeyPatch.context() as patch:
-        # A kernel that is first called now is not kept.
+        # Do not store kernels that compile now, because their files could be cut off.
         patch.setattr(caching.IndexDataCacheFile, "save", lambda *_: None)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
         try:
@@ -136,14 +136,14 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def make_failing(tables: CachedTables) -> FailingStore:
-    """Have tables move rows to and from a failing store, the long way, which asks it for all that can fail."""
+    """Make tables move rows through a failing store without addressable memory, which calls all its methods."""
     tables.store = store = FailingStore(tables.store)
     _move_by(tables, store)
     return store
 
 
 def make_failing_array(tables: CachedTables) -> FailingArray:
-    """The same for a home that is memory, the short way."""
+    """Make tables move rows to and from the addressable memory of a failing store."""
     tables.store = store = FailingArray(tables.store)
     _move_by(tables, store)
     return store
@@ -155,13 +155,13 @@ def _move_by(tables: CachedTables, store: FailingStore) -> None:
 
 
 class RecordStoreTests:
-    """Subclass as ``TestMyRecords`` and define `make`."""
+    """Conformance tests; subclass as ``TestMyRecords`` and define `make`."""
 
     rows = 1000
     record_bytes = 37
 
     def make(self, directory: Path) -> RecordStore:
-        """A new empty store of `rows` and `record_bytes` that may keep files in `directory`."""
+        """Create an empty store of `rows` and `record_bytes` that may write files in `directory`."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -174,7 +174,7 @@ class RecordStoreTests:
         store.write(rows, random_records(rows, self.record_bytes, seed))
 
     def assert_restores(self, saved: Path, manifest: Manifest, contents: Any) -> None:
-        """A new store, restored from a checkpoint, has `contents`."""
+        """Check that a new store, restored from a checkpoint, has `contents`."""
         other = self.make(saved.parent / "other")
         other.restore(saved, manifest)
         assert_same_contents(other, *contents)
@@ -327,7 +327,7 @@ class RecordStoreTests:
         store.checkpoint(new_directory(tmp_path / "abandoned"), tmp_path / "first")
         other = self.make(tmp_path / "other")
         other.restore(tmp_path / "first", first)
-        # The same rows as in the abandoned run, so the same places, with other records.
+        # The same rows, and so the same positions, as in the abandoned run, with other records.
         self.fill(other, np.arange(50), seed=3)
         other.checkpoint(new_directory(tmp_path / "second"), tmp_path / "first")
         contents = read_all(other)
@@ -363,14 +363,14 @@ class RecordStoreTests:
 
 
 class RecordStoreMachine(RuleBasedStateMachine):
-    """Random operations on a store and on a dict; subclass and define `make`."""
+    """Random operations on a store and a dict; subclass and define `make`."""
 
     rows = 60
     record_bytes = 37
     root: Path
 
     def make(self, directory: Path) -> RecordStore:
-        """A new empty store of `rows` and `record_bytes` that may keep files in `directory`."""
+        """Create an empty store of `rows` and `record_bytes` that may write files in `directory`."""
         raise NotImplementedError
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Triton's interpreter: kernels for GPUs, run on tensors of the CPU. Must be imported before Triton.
+"""Triton's interpreter: runs kernels for GPUs on tensors of the CPU. Import this module before Triton.
 
-`watched` finds what a GPU punishes by chance: two programs that write one address, and a program that reads what the
-same launch wrote, which other programs may write before or after. `plant` changes the source of a module with kernels.
+`watched` detects errors that occur on a GPU only by chance: two programs that write one address, and a program that
+reads an address that the same launch writes, before or after. `plant` changes the source of a module with kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from triton.runtime import interpreter  # noqa: E402
 _LOCK, _CALL = threading.RLock(), interpreter.GridExecutor.__call__
 _LOAD, _STORE = interpreter._interpreter.load, interpreter._interpreter.store
 _Access = tuple[int, int, NDArray[Any], NDArray[Any]]
-"""Program, number in the order of execution, first address and bytes of each element."""
+"""Program, number in the order of execution, start address and bytes of each element."""
 
 
 class Accesses:
@@ -90,7 +90,7 @@ def _call(self: Any, *given: Any, **named: Any) -> Any:
 
 
 def _patch(function: Any) -> Any:
-    """Patch the language once a launch: to look for more at every call of a function took a quarter of the time."""
+    """Patch the language once per launch, because patching it at each function call took a quarter of the time."""
     modules = {id(value) for value in function.__globals__.values() if value is language or value is language.core}
     if modules <= _patched:
         return None
@@ -115,7 +115,7 @@ _PATCH, interpreter._patch_lang = interpreter._patch_lang, _patch
 
 
 class _Watched:
-    """The interpreter's memory, with watched loads and stores."""
+    """Memory of the interpreter, with watched loads and stores."""
 
     load, store = staticmethod(_load), staticmethod(_store)
 
@@ -138,7 +138,7 @@ def watched() -> Iterator[list[str]]:
 
 
 def plant(module: str, old: str, new: str) -> None:
-    """Import a module whose source has `new` in place of `old`, which it has once."""
+    """Import a module with `new` instead of `old` in its source, where `old` must occur once."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None

@@ -1,9 +1,9 @@
-"""Compile the kernels that tests and the demo call, before anyone waits for them: the last step of `make venv`.
+"""Compile the kernels that tests and the demo use: the last step of `make venv`.
 
-Numba compiles a kernel when it is first called with arguments of a type, and keeps what it made in `__pycache__` beside
-the source, for every process after it. So this calls them: tables of the usual widths, homes and optimizers, and tiny
-trainings of what recipes may ask for, in a process each. Whoever comes while others compile waits for them, and then
-finds everything on disk.
+Numba compiles a kernel at its first call with arguments of a type, and stores the result in `__pycache__` next to the
+source, for all later processes. This script calls the kernels: tables of the usual widths, homes and optimizers, and
+tiny trainings with common recipe settings, each in its own process. If another process compiles already, the script
+waits for it and then loads everything from disk.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ INT8 = {"precision": "int8", "cache": {"fraction": 0.3, "ways": 8}}
 
 
 def exercise_tables(folder: Path) -> None:
-    """Look-ups, steps, saves and loads of tables by themselves."""
+    """Look up, train, save and load tables without a model."""
     for width in WIDTHS:
         for kind in ("rowwise_adagrad", "adam"):
             _train_tables(width, RowOptimizerConfig(kind=kind), None, folder / f"plain-{width}-{kind}")
@@ -71,7 +71,7 @@ def _train_tables(width: int, optimizer: RowOptimizerConfig, tiers: TierConfig |
 
 
 def _batches() -> Iterator[KeyedJagged]:
-    """Of one id a sample, and of bags; enough of them that rows leave a cache."""
+    """Yield batches with one id per sample and with bags; enough of them that a cache evicts rows."""
     for number in range(8):
         values = (torch.arange(2 * BATCH) * 7 + number * 131) % ROWS
         yield KeyedJagged(keys=("a", "b"), values=values, offsets=None, batch_size=BATCH)
@@ -80,7 +80,7 @@ def _batches() -> Iterator[KeyedJagged]:
 
 
 def exercise_trainings(folder: Path) -> None:
-    """Preparing, training, resuming, testing, predicting and exporting, by the commands."""
+    """Prepare, train, resume, test, predict and export by the commands."""
     draws = np.random.default_rng(5)
     clicks = folder / "clicks.parquet"
     pl.DataFrame(
@@ -149,23 +149,23 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def compile_part(name: str) -> None:
-    """Call what a part is to compile."""
+    """Call the functions of one part."""
     save = IndexDataCacheFile.save
 
     def save_alone(self: IndexDataCacheFile, *given: Any) -> None:
-        # Numba reads, changes and writes the list of a kernel's files: two processes at once would mix them up.
+        # Numba reads, changes and writes the index of a kernel's files, so two processes at once would corrupt it.
         with _alone(Path(runtime.__file__)):
             save(self, *given)
 
     IndexDataCacheFile.save = save_alone
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)  # what compiling leaves is looked through for long, and little of it is garbage
+    gc.set_threshold(50_000, 20, 100)  # a collection after compiling is slow and finds little garbage
     with tempfile.TemporaryDirectory(prefix="stratarec-kernels-") as folder:
         PARTS[name](Path(folder))
 
 
 def main() -> None:
-    """Let a process compile each part, once no others do."""
+    """Compile each part in a process, when no other process compiles."""
     if len(sys.argv) > 1:
         compile_part(sys.argv[1])
         return
@@ -173,7 +173,7 @@ def main() -> None:
         processes = [subprocess.Popen([sys.executable, __file__, name]) for name in PARTS]
         codes = [process.wait() for process in processes]
     if any(codes):
-        raise SystemExit(f"a part of the kernels was not compiled: exit codes {codes}")
+        raise SystemExit(f"kernels were not compiled: exit codes {codes}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Build a wheel, install it into an empty environment, and run the demo from there, outside the checkout.
 
-The environment sees the packages of the one that runs this, so that nothing but the build backend is fetched.
+The environment sees the packages of the current one, so that only the build backend is downloaded.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Enough to see every command work.
+# Enough to run every command.
 SMALL = ("data.source.samples=20000", "data.shard_samples=10000")
 
 
 def main() -> None:
-    """Raise where a step fails."""
+    """Build, install and run; raise an error if a step fails."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         subprocess.run([*_pip(sys.executable), "wheel", "--no-deps", "-w", place / "dist", ROOT], check=True)
@@ -48,7 +48,7 @@ def _pip(python: str | Path) -> list[str | Path]:
 
 
 def _environment(place: Path) -> Path:
-    """An empty environment behind which the packages of this one lie; what is installed into it comes first."""
+    """Create an empty environment that falls back to the packages of the current one."""
     venv.create(place, with_pip=True)
     (site,) = (place / "lib").glob("python*/site-packages")
     (site / "behind.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")

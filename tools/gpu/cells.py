@@ -1,4 +1,4 @@
-"""What the measurements share: the device, its slots, and results, one line of JSON a cell."""
+"""Shared parts of the measurements: the device, its slots, and results as one line of JSON per cell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 SMALL = not GPU or os.environ.get("SMALL") == "1"
-"""Whether sizes are tiny and times mean nothing: in Triton's interpreter, and under compute-sanitizer."""
+"""Whether sizes are tiny and times meaningless: in Triton's interpreter, and under compute-sanitizer."""
 MACHINE = {"device": torch.cuda.get_device_name() if GPU else "interpreter"} | {
     package: metadata.version(package) for package in ("torch", "triton")
 }
@@ -30,13 +30,13 @@ from stratarec.embedding.device_slots import DeviceSlots  # noqa: E402
 
 
 def use_device_slots(on_device: bool = True) -> None:
-    """Without a GPU: let tables that are built from now on have slots of a GPU on the CPU, or plain ones."""
+    """Without a GPU: build new tables with the slots of a GPU on the CPU, or with plain ones."""
     if not GPU:
         _slots.MEMORIES["cpu"] = DeviceSlots if on_device else _slots.CpuSlots
 
 
 def out_of_time(name: str) -> bool:
-    """Whether the time of this process is spent; then a cell says which measurement was left out."""
+    """Whether the time of this process is used up; if so, write a cell that names the skipped measurement."""
     spent = time.time() - _BEGAN > _BUDGET
     if spent:
         write(cell="stopped", before=name)
@@ -44,7 +44,7 @@ def out_of_time(name: str) -> bool:
 
 
 def write(**cell: Any) -> None:
-    """Append a cell to the file that the command line names, or print it; with seconds since the process began."""
+    """Append a cell to the file that the command line names, or print it, with the seconds since the start."""
     line = json.dumps({**cell, "at_s": round(time.time() - _BEGAN, 1)})
     if len(sys.argv) > 1:
         with Path(sys.argv[1]).open("a") as file:

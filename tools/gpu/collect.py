@@ -1,6 +1,6 @@
-"""Make result files of what `check.sh` left in a folder: ``python -m tools.gpu.collect FOLDER [RESULTS]``.
+"""Create result files from the output of `check.sh` in a folder: ``python -m tools.gpu.collect FOLDER [RESULTS]``.
 
-Writes a file for each benchmark of `GPU_BENCHMARKS` that has cells, and says which metrics lack a cell.
+Writes a file for each benchmark of `GPU_BENCHMARKS` with cells, and prints the metrics without a cell.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TARGETS = {
 
 
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
-    """Return the median over rounds of how many times as fast the second side is."""
+    """Return the median speed of the second side over that of the first, over all rounds."""
     return median(one / other for one, other in zip(slow, fast, strict=True))
 
 
@@ -68,7 +68,7 @@ def embedding(cells: Cells) -> dict[str, float]:
 
 
 def train(cells: Cells) -> dict[str, float]:
-    """Speed of the hybrid over the CPU's, and of rows in GPU memory over the hybrid's."""
+    """Speed of the hybrid over the CPU, and of rows in GPU memory over the hybrid."""
     pairs = (("cpu", "hybrid"), ("hybrid", "hbm"), ("hybrid", "hbm_bf16"))
     return {
         f"ratio_{fast}_{slow}_{cell['case']}": ratio(cell["ms"][slow], cell["ms"][fast])
@@ -78,7 +78,7 @@ def train(cells: Cells) -> dict[str, float]:
 
 
 def hot(cells: Cells) -> dict[str, float]:
-    """Speed of FAE over that of the CPU and of the hybrid: of a log with hot and other batches, and of hot ones."""
+    """Speed of FAE over the CPU and the hybrid: for a log with hot and mixed batches, and for hot batches alone."""
     metrics = {}
     for cell in cells:
         ms, share = cell["ms"], cell["hot_inputs"]
@@ -90,7 +90,7 @@ def hot(cells: Cells) -> dict[str, float]:
 
 
 def precision(cells: Cells) -> dict[str, float]:
-    """Speed over that of float32 homes, share of the speed in GPU memory, and bytes of float32 rows over all bytes."""
+    """Speed over float32 homes, share of the speed in GPU memory, and bytes of float32 rows over all bytes."""
     metrics = {}
     for cell in cells:
         ms, suffix = cell["ms"], "" if cell["case"] == "depth2" else f"_{cell['case']}"
@@ -111,7 +111,7 @@ def tiers(cells: Cells) -> dict[str, float]:
 
 
 def dedup(cells: Cells) -> dict[str, float]:
-    """Speed with deduplication over that without, with rows in GPU memory and in host memory."""
+    """Speed with deduplication over the speed without, with rows in GPU memory and in host memory."""
     names = {"hbm": "ratio_transformer", "hybrid": "ratio_transformer_hybrid"}
     return {names[cell["case"]]: ratio(cell["ms"]["plain"], cell["ms"]["dedup"]) for cell in cells}
 
@@ -127,11 +127,11 @@ METRICS: dict[str, Callable[[Cells], dict[str, float]]] = {
 
 
 def collect(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the result of each benchmark: its cells as they were written, and the ratios that matter as metrics."""
+    """Return the result of each benchmark, with its cells, and ratios as metrics."""
     cells = [json.loads(line) for line in (folder / "bench.jsonl").read_text().splitlines()]
     environment, results = (folder / "env.log").read_text(), {}
     for name, metrics in METRICS.items():
-        # Cells of `kernels.py` name no benchmark.
+        # Cells of `kernels.py` have no benchmark name.
         mine = [cell for cell in cells if cell.get("benchmark", "gpu_embedding") == name and cell["cell"] != "stopped"]
         right = [cell for cell in mine if cell["cell"] != "wrong"]
         if not right:
@@ -141,7 +141,7 @@ def collect(folder: Path) -> dict[str, dict[str, Any]]:
             "benchmark": name,
             "config": {"targets": TARGETS[name]},
             "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            # What is wrong gives no metrics.
+            # Wrong cells have no metrics.
             "gate": "passed" if len(right) == len(mine) else "failed",
             "hardware": {
                 "processor": f"{card['device']}, {_value('Model name', environment)}",

@@ -1,8 +1,8 @@
 """Compile the kernels of rows in GPU memory for an A100 (sm_80) and an H100 or H200 (sm_90a); no GPU is needed.
 
-``python tools/gpu/compile.py`` prints a line a kernel and processor, and exits with 1 where one spills registers,
-contracts a product and a sum, or divides by other than IEEE rules. Triton's interpreter accepts Python that Triton's
-compiler does not: both are needed.
+``python tools/gpu/compile.py`` prints a line for each kernel and processor. It exits with 1 if a kernel spills
+registers, contracts a product and a sum, or does not divide by IEEE rules. Triton's interpreter accepts Python code
+that its compiler rejects, so both are needed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROCESSORS = (80, 90)
 
 
 def build(kernel: Any, constants: dict[str, Any], warps: int, processor: int, types: dict[str, Any]) -> Any:
-    """Compile a kernel; addresses are multiples of 16 bytes, as those of torch's allocations are."""
+    """Compile a kernel; addresses are multiples of 16 bytes, as in torch's allocations."""
     names = kernel.arg_names
     types = {name: "constexpr" if name in constants else {**TYPES, **types}.get(name, "i32") for name in names}
     attributes: dict[tuple[int, ...], Any] = {}
@@ -90,7 +90,7 @@ def kernels(processor: int) -> Iterator[tuple[str, Any]]:
 
 
 def usage(kernel: Any) -> dict[str, int]:
-    """Return the registers, and the bytes of stack, that a compiled kernel uses."""
+    """Return the registers and the bytes of stack of a compiled kernel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()

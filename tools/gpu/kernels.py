@@ -1,8 +1,8 @@
 """Check slots in GPU memory against float64, then compare their speed with torch and with a large copy.
 
-``python tools/gpu/kernels.py [OUT.jsonl [tiles]]`` writes one line of JSON a cell. Kernels have the tiles of
-`DeviceSlots`; with ``tiles``, others are timed, too. With ``SMALL=1`` (for compute-sanitizer), or in Triton's
-interpreter, sizes are tiny and times mean nothing.
+``python tools/gpu/kernels.py [OUT.jsonl [tiles]]`` writes one line of JSON per cell. Kernels use the tiles of
+`DeviceSlots`; with ``tiles``, other tiles are timed, too. With ``SMALL=1`` (for compute-sanitizer), or in Triton's
+interpreter, sizes are tiny and times meaningless.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Case:
         self.slots.pool(self.staged, self.out)
 
     def forward_bytes(self, rows):
-        """Bytes of the forward pass if so many rows are read from memory; others come from caches."""
+        """Return the bytes of the forward pass if `rows` rows are read from memory and the others from caches."""
         return 4 * self.D * (rows + self.T * self.B) + 4 * self.n
 
     def group(self):
@@ -171,7 +171,7 @@ STEPS = [(8, 4), (4, 1), (4, 2), (2, 1), (8, 2)]
 
 
 def torch_step(case):
-    """Time `nn.EmbeddingBag` with sparse gradients and `optim.Adagrad`; of many tables, time four and extrapolate."""
+    """Time `nn.EmbeddingBag` with sparse gradients and `optim.Adagrad`; extrapolate from at most four tables."""
     tables = min(case.T, 4)
     bags = [torch.nn.EmbeddingBag(case.R, case.D, mode="sum", sparse=True, device=DEVICE) for _ in range(tables)]
     optimizer = torch.optim.Adagrad([bag.weight for bag in bags], lr=RATE)
@@ -192,7 +192,7 @@ def torch_step(case):
 
 
 def measure(case, peak):
-    """Write the cells of a case; return whether its results are right."""
+    """Write the cells of a case; return whether its results are correct."""
     forward, update, untouched = case.check()
     if not (forward < 1e-5 and update < 1e-3 and untouched):
         write(cell="wrong", name=case.name, forward=forward, update=update, untouched=untouched)
@@ -235,7 +235,7 @@ def measure(case, peak):
 
 
 def records(count=40_000):
-    """Measure encoding and decoding of rows, from and to pinned memory of the host and other memory."""
+    """Time encoding and decoding of rows, from and to pinned and pageable memory of the host."""
     width, rows = 64, 97 if SMALL else count
     optimizer = RowOptimizerConfig(kind="rowwise_adagrad", learning_rate=RATE)
     memory = Level0(open_device(DEVICE)).slots(rows, width, optimizer)

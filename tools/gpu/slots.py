@@ -1,7 +1,7 @@
 """Compare slots in GPU memory with those of the CPU in the workloads of `tests/slot_memories.py`.
 
-``python tools/gpu/slots.py [WORKLOADS]`` prints a line a workload. Without a GPU, kernels run in Triton's interpreter,
-where all parts must have the CPU's bits.
+``python tools/gpu/slots.py [WORKLOADS]`` prints a line for each workload. Without a GPU, kernels run in Triton's
+interpreter, where all parts must be bitwise equal to the CPU's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Time training steps with rows in host memory, in GPU memory, and in both, in alternation.
 
-``python tools/gpu/steps.py OUT.jsonl train|cached|hot|dedup`` writes one line of JSON a comparison. Ids follow
+``python tools/gpu/steps.py OUT.jsonl train|cached|hot|dedup`` writes one line of JSON per comparison. Ids follow
 `SyntheticConfig`: 6.8 % of a table's rows get 76 % of its lookups; Criteo's tables have 33.8 million rows. Without a
 GPU, sizes are tiny.
 """
@@ -47,25 +47,28 @@ SCHEMA = Schema(
 )
 LARGEST = max(ROWS, key=ROWS.__getitem__)
 OPTIMIZER = RowOptimizerConfig(learning_rate=0.02)
-# A stretch of steps: the first ones are not timed, and neither are the last ones, which prepare nothing ahead.
+# A stretch of steps: the first steps are not timed, nor the last ones, during which no batch is prepared ahead.
 LEAD, TIMED, ROUNDS, WARM_UP = (1, 1, 1, 2) if SMALL else (2, 6, 4, 10)
-# Samples that use hot rows only, where hot rows have 12.4 % of the bytes: metric `hot_inputs_globo_12.4` of the
-# benchmark `hot_published`, which is of a real log.
+# Share of samples that use only hot rows, if these have 12.4 % of the bytes: metric `hot_inputs_globo_12.4` of the
+# benchmark `hot_published` on a real log.
 HOT_BYTES, HOT_INPUTS = 0.124, 0.758
 # Largest relative differences of the loss of the first step, and of the mean loss of the first steps.
 FIRST, ROUNDED, MEAN = 1e-4, 2e-2, 2e-2
 
 
 def dense_and_labels(draws: np.random.Generator, size: int) -> dict[str, torch.Tensor]:
-    """Draw dense features, and labels that the first of them and chance decide, so that losses stay comparable."""
+    """Draw dense features, and labels that depend on the first feature and noise, so that losses stay comparable."""
     dense = draws.standard_normal((size, 13), dtype=np.float32)
     label = dense[:, 0] + draws.standard_normal(size, dtype=np.float32) > 0.5
     return {"dense": torch.from_numpy(dense), "label": torch.from_numpy(label.astype(np.float32))}
 
 
 def batches(size: int, count: int, seed: int, hot: Mapping[str, int] = ROWS, share: float = 0.0) -> list[Batch]:
-    """Draw batches. Popular rows come first; a `share` of the samples draws from the `hot` first rows of each table,
-    and the others from all rows, but in the largest table from rows that are not hot."""
+    """Draw batches in which low ids are popular.
+
+    A `share` of the samples draws from the `hot` first rows of each table. The other samples draw from all rows, except
+    in the largest table, where they draw from rows that are not hot.
+    """
     drawn = []
     for number in range(count):
         draws = np.random.default_rng([seed, number])
@@ -83,17 +86,19 @@ def batches(size: int, count: int, seed: int, hot: Mapping[str, int] = ROWS, sha
 
 
 def slots_within(share: float) -> dict[str, int]:
-    """Divide a share of all rows among tables, equally but for tables that have fewer: the best where all tables have
-    the same skew and number of lookups."""
-    slots, left = {}, (0.5 if SMALL else share) * sum(ROWS.values())
+    """Divide a share of all rows equally among tables; smaller tables get all their rows.
+
+    An equal division is best if all tables have the same skew and number of lookups.
+    """
+    slots, remaining = {}, (0.5 if SMALL else share) * sum(ROWS.values())
     for place, (name, rows) in enumerate(sorted(ROWS.items(), key=lambda item: item[1])):
-        slots[name] = min(rows, int(left / (len(ROWS) - place)))
-        left -= slots[name]
+        slots[name] = min(rows, int(remaining / (len(ROWS) - place)))
+        remaining -= slots[name]
     return slots
 
 
 def cached(kind: str, slots: Mapping[str, int]) -> TierConfig:
-    """Return tables in host memory under caches of so many slots; tables that have as few rows are in GPU memory."""
+    """Return tables in host memory with caches of `slots` rows; tables that fit their slots are in GPU memory."""
     codec = CodecConfig(kind=kind, state="fp32" if kind == "fp32" else "bf16")
     return TierConfig(
         tables={name: TableTier(codec=codec, cache_rows=slots[name]) for name in NAMES if slots[name] < ROWS[name]},
@@ -102,7 +107,7 @@ def cached(kind: str, slots: Mapping[str, int]) -> TierConfig:
 
 
 def write_home(tables: CachedTables) -> None:
-    """Write the initial value of every row home, so that a miss reads a record."""
+    """Write the initial value of every row to its home, so that a miss reads a record."""
     rows = FloatRows.allocate(1 << 18, tables.codec.width, **tables.codec.layout.kept)
     weights, array = rows.weights.reshape(rows.slots, -1), tables.store.array
     for table in tables.configs:
@@ -124,7 +129,7 @@ class Side:
     width : int
         D.
     rows, network : str
-        ``cpu`` or ``gpu``: where rows are trained, and where the network is.
+        ``cpu`` or ``gpu``: the device that trains rows, and the device of the network.
     """
 
     def __init__(
@@ -158,7 +163,7 @@ class Side:
         self._fill_caches(tiers.tables, size=32 if SMALL else 16_384)
 
     def _fill_caches(self, tiers: Mapping[str, TableTier], size: int) -> None:
-        """Bring as many rows as there are slots into the caches, popular ones last, so that misses evict rows."""
+        """Load a row into each slot of the caches, popular rows last, so that misses evict rows."""
         spans = {name: (tiers[name].hot_rows, tiers[name].cache_rows) if name in tiers else (0, 1) for name in ROWS}
         for first in reversed(range(0, max(slots for _, slots in spans.values()) if tiers else 0, size)):
             ids = [
@@ -168,7 +173,7 @@ class Side:
             self.engine.prepare(KeyedJagged(keys=tuple(NAMES), values=values, offsets=None, batch_size=size)).release()
 
     def train(self, data: Iterable[Batch], depth: int) -> tuple[list[float], list[float]]:
-        """Train batches, prepared `depth` ahead; return their losses, and when each step had ended."""
+        """Train batches, prepared `depth` ahead; return their losses and the end time of each step."""
         items = [(batch, self.model.request(batch)) for batch in data]
         losses, ends = [], []
         with Prefetcher(self.engine, iter(items), lambda item, stop: item[1].features, depth=depth) as ahead:
@@ -181,12 +186,12 @@ class Side:
         return losses, ends
 
     def rows_in(self) -> int:
-        """Return how many rows were fetched from homes so far."""
+        """Return the number of rows fetched from homes so far."""
         return sum(tables.traffic.rows_in for tables in self.engine.tables if not tables.resident)
 
 
 class Entry(NamedTuple):
-    """What one side of a comparison trains: batches for the gate, and batches that are timed."""
+    """One side of a comparison, with its batches for the gate and its timed batches."""
 
     side: Side
     warm_up: list[Batch]
@@ -194,18 +199,18 @@ class Entry(NamedTuple):
 
 
 def compare(benchmark: str, case: str, entries: Mapping[str, Entry], depth: int | None = None, **more: Any) -> None:
-    """Time steps in alternation, and write a cell; before that, the first losses of all sides must agree.
+    """Time steps in alternation and write a cell, after checking that the first losses of all sides agree.
 
-    `depth` is by default what training has. The losses of the first entry are the reference.
+    `depth` is by default that of training. The losses of the first entry are the reference.
     """
     if out_of_time(f"{benchmark} {case}"):
         return
     depths = {name: entry.side.engine.lookahead if depth is None else depth for name, entry in entries.items()}
     losses = {name: entry.side.train(entry.warm_up, depths[name])[0] for name, entry in entries.items()}
     reference, apart, right = next(iter(losses.values())), {}, True
-    for name, found in losses.items():
-        if found:
-            apart[name] = first, whole = abs(found[0] / reference[0] - 1), abs(mean(found) / mean(reference) - 1)
+    for name, series in losses.items():
+        if series:
+            apart[name] = first, whole = (abs(series[0] / reference[0] - 1), abs(mean(series) / mean(reference) - 1))
             right &= first <= (FIRST if entries[name].side.exact else ROUNDED) and whole <= MEAN
     if not right:
         write(cell="wrong", benchmark=benchmark, case=case, apart=apart, losses=losses)
@@ -225,7 +230,7 @@ def compare(benchmark: str, case: str, entries: Mapping[str, Entry], depth: int 
         benchmark=benchmark,
         case=case,
         **MACHINE,
-        ms={name: [1e3 * each for each in found] for name, found in seconds.items()},
+        ms={name: [1e3 * each for each in series] for name, series in seconds.items()},
         depths=depths,
         apart=apart,
         rows_in_a_step={name: rows / steps for name, (rows, steps) in fetched.items()},
@@ -235,13 +240,13 @@ def compare(benchmark: str, case: str, entries: Mapping[str, Entry], depth: int 
 
 
 def data_for(size: int, depth: int, seed: int, **hot: Any) -> tuple[list[Batch], list[Batch]]:
-    """Draw batches for the gate, and for the timed steps."""
+    """Draw batches for the gate and for the timed steps."""
     drawn = batches(size, WARM_UP + ROUNDS * (LEAD + TIMED + depth), seed, **hot)
     return drawn[:WARM_UP], drawn[WARM_UP:]
 
 
 def train() -> None:
-    """CPU alone; the network on the GPU (hybrid); rows, too, also in bf16."""
+    """Compare the CPU, the network on the GPU (hybrid), and also rows on the GPU, in float32 and in bf16."""
     for width, size in ((16, 8),) if SMALL else ((16, 1024), (16, 16_384), (64, 4096)):
         sides = {
             "cpu": Side(width, "cpu", "cpu"),
@@ -255,27 +260,27 @@ def train() -> None:
 
 
 def against_whole(benchmark: str, homes: Mapping[str, tuple[str, float]]) -> None:
-    """Compare homes of a precision, under caches in GPU memory with a share of the rows, with all rows there."""
+    """Compare homes of a precision, with caches in GPU memory for a share of the rows, with all rows in GPU memory."""
     size = 8 if SMALL else 16_384
     sides = {"hbm": Side(64, "gpu")}
     for name, (kind, share) in homes.items():
         sides[name] = Side(64, "gpu", tiers=cached(kind, slots_within(share)))
     for depth in (2, 0):
         warm_up, timed = data_for(size, depth, depth)
-        # Losses are compared as long as rounding has not spread.
+        # Compare losses only before rounding differences have grown.
         entries = {name: Entry(side, warm_up if side.step == 0 else [], timed) for name, side in sides.items()}
         compare(benchmark, f"depth{depth}", entries, depth)
     close(sides)
 
 
 def precision_and_tiers() -> None:
-    """MPE: homes of three precisions under 5 % and 1 % of the rows. MTrainS: int8 homes under an 8th and a 37th."""
+    """MPE: homes of three precisions with caches of 5 % and 1 %. MTrainS: int8 homes with caches of 1/8 and 1/37."""
     against_whole("gpu_precision", {"fp32": ("fp32", 0.05), "int8": ("int8", 0.05), "int4": ("int4", 0.01)})
     against_whole("gpu_tiers", {"8th": ("int8", 1 / 8), "37th": ("int8", 1 / 37)})
 
 
 def hot() -> None:
-    """FAE: hot rows stay in GPU memory, and samples that use no others have batches of their own."""
+    """FAE: hot rows stay in GPU memory, and samples that use only hot rows form hot batches."""
     heads = slots_within(HOT_BYTES)
     tables = {
         name: TableTier(cache_rows=48 if SMALL else 65_536, hot_rows=heads[name])
@@ -310,7 +315,7 @@ def close(sides: Mapping[str, Side]) -> None:
 
 
 def sessions(size: int, count: int, rows: Mapping[str, int], length: int = 20, samples: float = 16.5) -> list[Batch]:
-    """Draw batches of sessions: their samples share a user and a history, and each has an item and contexts."""
+    """Draw batches of sessions, whose samples share a user and a history; each sample has an item and contexts."""
     drawn, distinct = [], max(int(size / samples), 1)
 
     def ids(draws: np.random.Generator, table: str, number: int) -> torch.Tensor:
@@ -335,7 +340,7 @@ def sessions(size: int, count: int, rows: Mapping[str, int], length: int = 20, s
 
 
 def dedup() -> None:
-    """RecD: a transformer over histories, computed once for each session, against once for each sample."""
+    """RecD: a transformer on histories, computed once per session or once per sample."""
     size, context = 16 if SMALL else 4096, tuple(f"context{place}" for place in range(6))
     rows = dict.fromkeys(("item", "user"), 997 if SMALL else 1_000_000) | dict.fromkeys(context, 100)
     schema = Schema(
