@@ -1,6 +1,6 @@
-"""Packages and their layers, the direction of imports, and limits of sizes.
+"""Test packages and their layers, the direction of imports, and limits of sizes.
 
-Only maxima are limited: limits of means lead to modules that contain little but a header.
+Only maxima are limited, because limits of means lead to modules that contain little except a header.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 LOOSE = {"__init__.py", "__main__.py", "errors.py", "progress.py"}
 """Modules that are in no package."""
 MODULE_LINES, FILES, PARAMETERS = 800, 16, 10
-"""At most: lines of a module outside `kernels`, files of a folder, parameters of a function."""
+"""Maximum lines of a module outside `kernels`, files of a folder, and parameters of a function."""
 BUDGETS = {
     "__main__": 5,
     "estimator": 441,
@@ -83,7 +83,7 @@ def imports(tree: ast.AST) -> set[str]:
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            # `from stratarec import kernels` names a package, too.
+            # `from stratarec import kernels` names a package too.
             whole = node.module == "stratarec"
             names.update(f"stratarec.{alias.name}" for alias in node.names) if whole else names.add(node.module)
     return {name.removeprefix("stratarec.") for name in names if name.startswith("stratarec.")}
@@ -94,8 +94,8 @@ def calls(tree: ast.AST, name: str) -> bool:
     return any(isinstance(each, ast.Name) and each.id == name for each in result)
 
 
-def test_text_goes_to_a_terminal_in_a_few_places_that_show_what_would_act_on_it() -> None:
-    """Values of logs and names in foreign files must be escaped before they are printed."""
+def test_text_is_written_to_a_terminal_only_where_control_characters_are_escaped() -> None:
+    """Values of logs and names in untrusted files must be escaped before they are printed."""
     results = {name: {module_name(path) for path, tree in TREES.items() if calls(tree, name)} for name in PRINTING}
     assert results == PRINTING
 
@@ -112,7 +112,7 @@ def functions(tree: ast.AST) -> list[ast.FunctionDef]:
 
 
 def count_code_lines(text: str, tree: ast.AST) -> int:
-    """Count the lines of a module that hold code."""
+    """Count the lines of a module that contain code."""
     lines: set[int] = set()
     spaces = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -148,18 +148,18 @@ def test_imports_point_down() -> None:
     assert not wrong, "modules import from their own layer or from a higher one"
 
 
-def test_kernels_know_the_kernels_and_the_errors_alone() -> None:
+def test_kernels_import_only_kernels_and_errors() -> None:
     for path in (ROOT / "kernels").rglob("*.py"):
         refused = {name for name in imports(TREES[path]) if package(name) not in ("kernels", "errors")}
         assert not refused, f"{module_name(path)} imports {refused}"
 
 
-def test_modules_say_what_they_are() -> None:
+def test_modules_have_docstrings() -> None:
     silent = [module_name(path) for path in MODULES if path.read_text().strip() and not ast.get_docstring(TREES[path])]
     assert not silent, "modules without a docstring"
 
 
-def test_modules_folders_and_lists_of_parameters_stay_small() -> None:
+def test_modules_folders_and_parameter_lists_stay_small() -> None:
     long = {
         module_name(path): lines
         for path in MODULES
@@ -179,7 +179,7 @@ def test_modules_folders_and_lists_of_parameters_stay_small() -> None:
 
 
 def is_triton(found: ast.FunctionDef) -> bool:
-    """Whether it is a kernel of Triton, which takes addresses, sizes and constants one by one."""
+    """Return whether a function is a Triton kernel, whose addresses, sizes and constants are separate parameters."""
     return any("triton.jit" in ast.unparse(decorator) for decorator in found.decorator_list)
 
 
@@ -188,7 +188,7 @@ def parameters(found: ast.FunctionDef) -> int:
     return len(names) - (names[:1] in (["self"], ["cls"]))
 
 
-# Where tensors become arrays: kernels, which are chosen by device, and what makes or reads tensors of the host.
+# Tensors become arrays only in kernels, which are selected by device, and in modules for tensors in host memory.
 HOST = {
     "data": "reads files",
     "embedding": "rows, ids and slots of the host, which its kernels are for (`Slots` is the seam)",
@@ -198,8 +198,8 @@ HOST = {
 }
 
 
-def test_nothing_takes_a_tensor_for_an_array_of_the_host_that_may_lie_elsewhere() -> None:
-    """Other modules say so: ``.cpu().numpy()``."""
+def test_only_modules_for_host_tensors_use_numpy_without_cpu() -> None:
+    """Other modules must write ``.cpu().numpy()``."""
     for path in MODULES:
         module = module_name(path)
         if package(module) == "kernels" or any(module == name or module.startswith(f"{name}.") for name in HOST):
@@ -213,7 +213,7 @@ def test_nothing_takes_a_tensor_for_an_array_of_the_host_that_may_lie_elsewhere(
         assert not bare, f"{module} calls .numpy() on {bare}"
 
 
-def test_benchmarks_import_one_another_in_no_circle() -> None:
+def test_benchmarks_have_no_circular_imports() -> None:
     folder = ROOT.parents[1] / "benchmarks"
     if not folder.is_dir():
         pytest.skip("an installed package has no benchmarks")

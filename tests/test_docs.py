@@ -1,7 +1,7 @@
-"""README, docs and examples are run as a reader would: every `shell` and `python` block, in a folder of its own.
+"""Run README, docs and examples as a reader would: every `shell` and `python` block, in a separate folder.
 
-The commands of pages with the reader's own log run on drafts of several sizes, because `init` and `train` choose model,
-schedule and batch size by the number of rows. `console` blocks are what no test can run: installing, several hosts, a
+The commands of pages about the reader's own log run on drafts of several sizes, because `init` and `train` choose
+model, schedule and batch size by the number of rows. `console` blocks cannot be tested: installation, several hosts, a
 service. A `yaml` block that begins with the name of a file is that file.
 """
 
@@ -23,9 +23,10 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FROM_SCRATCH = {"README.md", "docs/tutorial.md"}
-"""Pages that begin with a log alone; others find a run of it."""
+"""Pages that start with only a log; the others start with a run of it."""
 FEW, MANY = 5_000, 30_000
-"""Rows of the log: drafts of both sizes train an ensemble, with constant learning rates and with a schedule."""
+"""Numbers of rows of the log. Drafts of both sizes train an ensemble, with constant learning rates and with a
+schedule."""
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -42,7 +43,7 @@ PAGES = {
 
 @pytest.fixture(scope="session")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """A folder with the logs that pages name, by the rows of `clicks.csv`."""
+    """Return a function that creates a folder with the logs that pages name, by the number of rows of `clicks.csv`."""
 
     @cache
     def folder(rows: int) -> Path:
@@ -56,7 +57,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
 @pytest.fixture(scope="session")
 def runs(logs: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """A folder with the logs and a run of `clicks.csv`, by its rows."""
+    """Return a function that creates a folder with the logs and a run of `clicks.csv`, by its number of rows."""
 
     @cache
     def folder(rows: int) -> Path:
@@ -85,7 +86,7 @@ def command(line: str, folder: Path) -> None:
 
 
 def shorten(recipe: Path) -> None:
-    """Let a drafted recipe train for a few steps, with all else as it was drafted."""
+    """Shorten the training of a drafted recipe to a few steps without other changes."""
     text = recipe.read_text()
     assert "\ntrain:" not in text
     recipe.write_text(f"{text}\ntrain: {{max_steps: 40}}\n")
@@ -95,7 +96,7 @@ SHORT = """
 import functools, stratarec
 stratarec.ClickModel = functools.partial(stratarec.ClickModel, train__max_steps=40)
 """
-"""The same for the estimator."""
+"""Python code that shortens the training of the estimator."""
 
 
 def commands(text: str) -> list[str]:
@@ -139,7 +140,7 @@ def test_every_command_of_a_page_runs_on_a_drafted_recipe(
 
 @pytest.mark.slow
 def test_a_draft_with_a_schedule_trains(tmp_path: Path, logs: Callable[[int], Path]) -> None:
-    """The first commands of README.md: `init`, `prepare` and `train`."""
+    """Run the first commands of README.md: `init`, `prepare` and `train`."""
     folder = tmp_path / "work"
     shutil.copytree(logs(MANY), folder)
     first = next(text for language, text in blocks(PAGES["README.md"]) if language == "shell")
@@ -147,7 +148,7 @@ def test_a_draft_with_a_schedule_trains(tmp_path: Path, logs: Callable[[int], Pa
         command(line, folder)
 
 
-def test_pages_are_listed_and_their_python_is_python() -> None:
+def test_pages_are_listed_and_their_python_is_valid() -> None:
     assert {"README.md", "docs/tutorial.md", "docs/how-to/serving.md"} < PAGES.keys()
     for page in PAGES.values():
         for language, text in blocks(page):
@@ -155,7 +156,7 @@ def test_pages_are_listed_and_their_python_is_python() -> None:
                 ast.parse(text)
 
 
-def test_no_page_speaks_of_a_field_that_there_is_not() -> None:
+def test_pages_name_only_existing_fields() -> None:
     """Fields are written as `section.field` or section.field=value."""
     sys.path.insert(0, str(ROOT / "docs"))
     try:

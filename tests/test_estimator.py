@@ -1,4 +1,4 @@
-"""`ClickModel`: a frame in, probabilities out, as scikit-learn's estimators do it."""
+"""Test `ClickModel`, which takes a frame and returns probabilities like scikit-learn's estimators."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fitted(frame: pl.DataFrame) -> ClickModel:
     return ClickModel(**SMALL).fit(frame[:2400], label="click", valid=frame[2400:2700])
 
 
-def test_it_learns_and_reports_figures_of_scikit_learn(fitted: ClickModel, frame: pl.DataFrame) -> None:
+def test_it_learns_and_reports_the_metrics_of_scikit_learn(fitted: ClickModel, frame: pl.DataFrame) -> None:
     test = frame[2700:]
     scores, result = fitted.predict_proba(test), fitted.evaluate(test)
     assert scores.shape == (300, 2)
@@ -55,7 +55,7 @@ def test_it_learns_and_reports_figures_of_scikit_learn(fitted: ClickModel, frame
     assert fitted.score(test) == np.mean(fitted.predict(test) == test["click"].to_numpy())
 
 
-def test_what_a_frame_comes_in_changes_nothing(fitted: ClickModel, frame: pl.DataFrame) -> None:
+def test_the_type_of_the_frame_changes_nothing(fitted: ClickModel, frame: pl.DataFrame) -> None:
     test = frame[2700:].drop("click")
     expected = fitted.predict_proba(test)
     for other in (
@@ -66,7 +66,9 @@ def test_what_a_frame_comes_in_changes_nothing(fitted: ClickModel, frame: pl.Dat
         np.testing.assert_array_equal(fitted.predict_proba(other), expected)
 
 
-def test_scores_are_those_of_the_commands(frame: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_match_those_of_the_commands(
+    frame: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     train, valid, test = frame[:2400], frame[2400:2700], frame[2700:]
     model = ClickModel(**SMALL).fit(train, label="click", valid=valid)
@@ -84,7 +86,7 @@ def test_scores_are_those_of_the_commands(frame: pl.DataFrame, tmp_path: Path, m
     np.testing.assert_allclose(model.predict_proba(test)[:, 1], scores["score"].to_numpy(), atol=2e-6)
 
 
-def test_it_is_kept_whole_and_checked(fitted: ClickModel, frame: pl.DataFrame, tmp_path: Path) -> None:
+def test_it_is_saved_completely_and_checked(fitted: ClickModel, frame: pl.DataFrame, tmp_path: Path) -> None:
     expected = fitted.predict_proba(frame)
     saved = fitted.save(tmp_path / "model")
     for other in (ClickModel.load(saved), pickle.loads(pickle.dumps(fitted))):
@@ -131,7 +133,7 @@ def test_mistakes_are_named(
         ClickModel(**settings).fit(**{"frame": frame, **given})
 
 
-def test_a_row_that_cannot_be_used_is_named_by_its_place_in_the_frame(frame: pl.DataFrame) -> None:
+def test_an_unusable_row_is_named_by_its_position_in_the_frame(frame: pl.DataFrame) -> None:
     bad = frame.with_columns(price=pl.Series([*frame["price"][:200], np.inf, *frame["price"][201:]]))
     for given, message in (
         ({"frame": bad}, "the frame, row 201: column 'price': got inf"),
@@ -144,7 +146,7 @@ def test_a_row_that_cannot_be_used_is_named_by_its_place_in_the_frame(frame: pl.
 
 
 @pytest.mark.slow
-def test_it_works_in_the_tools_of_scikit_learn(frame: pl.DataFrame) -> None:
+def test_it_works_with_the_tools_of_scikit_learn(frame: pl.DataFrame) -> None:
     columns = ["item", "price"]
     x, y = frame.select(columns).to_dict(as_series=False), frame["click"].to_numpy()
     table = np.stack([np.unique(x["item"], return_inverse=True)[1], x["price"]], axis=1)
@@ -154,7 +156,7 @@ def test_it_works_in_the_tools_of_scikit_learn(frame: pl.DataFrame) -> None:
     assert search.fit(table, y).best_params_ == {"train__max_steps": 30}
 
 
-# Checks of scikit-learn that do not hold, and why.
+# Checks of scikit-learn that fail, with the reason.
 NOT_HELD = {
     "check_sample_weight_equivalence_on_dense_data": "batches of weighted samples are not those of repeated ones",
     "check_supervised_y_2d": "labels in a column are taken as they are, without a warning",
@@ -167,8 +169,8 @@ def test_the_checks_of_scikit_learn_pass() -> None:
     check_estimator(ClickModel(train__threads=1), expected_failed_checks=NOT_HELD, on_skip=None)
 
 
-def watched(rows: int = 6000) -> pl.DataFrame:
-    """A log of users who come again, with times."""
+def repeat_users(rows: int = 6000) -> pl.DataFrame:
+    """Return a log with times in which users occur several times."""
     draws = np.random.default_rng(1)
     user, item = draws.integers(0, 80, rows), draws.integers(0, 30, rows)
     click = (draws.random(rows) < np.where((user + item) % 3 == 0, 0.8, 0.2)).astype(np.int64)
@@ -178,14 +180,14 @@ def watched(rows: int = 6000) -> pl.DataFrame:
     ).with_columns(pl.from_epoch("at"))
 
 
-def test_histories_are_drafted_and_built_of_training_and_of_earlier_rows_of_the_frame(tmp_path: Path) -> None:
-    log = watched()
+def test_histories_use_training_rows_and_earlier_rows_of_the_frame(tmp_path: Path) -> None:
+    log = repeat_users()
     train, test = log[:5000], log[5000:]
     model = ClickModel(train__threads=1, train__epochs=1).fit(train, label="click")
     (history,) = [
         each["name"] for each in model.recipe_["data"]["source"]["schema"]["sparse"] if each["kind"] == "history"
     ]
-    # The lists by hand: the last items of earlier positive rows, those of the frame included where labels are given.
+    # The expected lists: the last items of earlier positive rows, including those of the frame if it has labels.
     past: dict[str, list[str]] = {}
     lists = []
     for user, item, click in log.select("user", "item", "click").iter_rows():

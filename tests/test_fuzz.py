@@ -1,8 +1,9 @@
-"""Artefacts that were damaged or written by an attacker: each use is refused in one line that names the file, or legal.
+"""Test artifacts that were damaged or changed by an attacker: each use is refused in one line that names the file, or
+is valid.
 
-A table damages every kind of file in every way. Then the content of files is drawn and sealed again, as an attacker
-would: commands refuse it in one line, or do with it what is finite and legal, and no kernel reads beyond its arrays.
-STRATAREC_FUZZ sets the number of cases, STRATAREC_FUZZ_SEED draws others.
+A table damages every kind of file in every way. Then the content of files is changed at random and sealed again:
+commands refuse it in one line, or give finite, valid results, and no kernel reads out of range. STRATAREC_FUZZ sets the
+number of cases, STRATAREC_FUZZ_SEED draws others.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ FILES = {
     "plan": ["plan.json"],
     "export": ["manifest.json", "network.safetensors", "tables.safetensors", "vocabulary/0000-*.parquet"],
 }  # fmt: skip
-"""Kind of artefact -> patterns of its files; one of each is damaged."""
+"""Dictionary from the kind of artifact to patterns of its files; one file of each pattern is damaged."""
 USES: dict[str, Callable[[Path], object]] = {
     "data": lambda path: read(path, path),
     "plan": lambda path: Plan.load(path / "plan.json"),
@@ -57,7 +58,7 @@ USES: dict[str, Callable[[Path], object]] = {
 HARMLESS = {
     ("resident", "result.json", "missing"),  # the run is tested again
     ("cached", "plan.json", "missing"),  # its tables are placed again
-    ("plan", "plan.json", "link"),  # which a user may name
+    ("plan", "plan.json", "link"),  # a user may name it
     ("log", "checkpoints/*/tables/*/home/*.log", "flipped"),  # blocks are checked when they are read
 }
 
@@ -69,7 +70,7 @@ def opened(path: Path) -> None:
 
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
-    # A quotation mark where there is one: the last digit of a number may change and mean the same.
+    # Flip a quotation mark if there is one, because a number with another last digit may mean the same.
     middle = len(content) // 2
     content[max(content.find(b'"', middle), middle)] ^= 1
     file.write_bytes(content)
@@ -84,11 +85,11 @@ DAMAGES: dict[str, Callable[[Path, Path], object]] = {
     "folder": lambda file, moved: file.mkdir(),
     "pipe": lambda file, moved: os.mkfifo(file),
 }
-"""How -> what is put where a file was."""
+"""Dictionary from the kind of damage to a function that damages a file."""
 
 
 PATTERNS = [(kind, pattern) for kind in FILES for pattern in FILES[kind]]
-# Ways dealt over the kinds of files, so that each kind meets at least one and each way several kinds.
+# Distribute the kinds of damage over the kinds of files, so that each kind of file is damaged at least once.
 CASES = sorted({(*PATTERNS[n % len(PATTERNS)], how) for n, how in enumerate([*DAMAGES] * 3)} - HARMLESS)
 
 
@@ -104,7 +105,10 @@ def test_a_damaged_file_is_named(root: Path, tmp_path: Path, kind: str, pattern:
 
 
 def run_cases(root: Path, work: Path, last: int) -> list[dict[str, Any]]:
-    """Return the outcome of each case; a process that ends in the middle of one has a fault, and another continues."""
+    """Return the outcome of each case.
+
+    A process that ends in the middle of a case is a fault, and another one continues.
+    """
     outcomes: list[dict[str, Any]] = []
     first = 0
     while first < last:
@@ -117,14 +121,14 @@ def run_cases(root: Path, work: Path, last: int) -> list[dict[str, Any]]:
         if not ended.returncode:
             break
         assert lines, ended.stderr
-        assert "fault" not in lines[-1], ended.stderr  # of the fuzzer itself
+        assert "fault" not in lines[-1], ended.stderr  # an error of the fuzzer itself
         outcomes.append({**lines[-1], "kind": "crash", "fault": f"exit {ended.returncode}: {ended.stderr[-3000:]}"})
         first = lines[-1]["case"] + 1
     return outcomes
 
 
 @pytest.mark.slow
-def test_whatever_is_written_and_sealed_is_legal_or_one_clear_error(root: Path, tmp_path: Path) -> None:
+def test_changed_and_sealed_files_are_valid_or_one_clear_error(root: Path, tmp_path: Path) -> None:
     make_more(root)
     outcomes = run_cases(root, tmp_path, CASES_OF_CONTENT)
     faults = [f"case {each['case']}, {each['what']}\n{each['fault']}" for each in outcomes if each["fault"]]
@@ -152,8 +156,8 @@ print(found.tolist())
 @pytest.mark.parametrize(
     ("side", "row", "status"), [("end", 2, 0), ("begin", 2, 0), ("end", 3, -11), ("begin", -1, -11)]
 )
-def test_a_kernel_that_looks_beyond_its_array_ends(side: str, row: int, status: int) -> None:
-    """What the fuzzer's guards are for: without them this reads its content by chance."""
+def test_a_kernel_that_reads_out_of_range_crashes(side: str, row: int, status: int) -> None:
+    """Without the guards the kernel would read its content by chance."""
     ended = python(BEYOND, [side, str(row), str(Path(__file__).parent)])
     assert ended.returncode == status, ended.stderr
     assert (ended.stdout == "[0, 8, 1, 9, 2, 10, 3, 11]\n") == (status == 0)

@@ -1,4 +1,4 @@
-"""The checks for a machine with a GPU, at tiny sizes on the CPU, with kernels in Triton's interpreter."""
+"""Test the checks for a machine with a GPU, at tiny sizes on the CPU, with kernels in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 
 
 def run(*command: str, **variables: str) -> str:
-    """Return the output of a command, whose ``python3`` is the one of the tests."""
+    """Return the output of a command, whose ``python3`` is that of the tests."""
     environment = {
         **os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(str(each) for each in (ROOT / "src", ROOT / "tests", TOOLS, ROOT)), **variables,
@@ -30,14 +30,14 @@ def run(*command: str, **variables: str) -> str:
 
 
 def test_kernels_compile_for_a_gpu_without_spilling_and_with_exact_division() -> None:
-    # The interpreter accepts Python that the compiler refuses.
+    # The interpreter accepts Python code that the compiler refuses.
     lines = run(sys.executable, str(TOOLS / "compile.py"), TRITON_INTERPRET="0").splitlines()
     assert len(lines) == 32, lines
 
 
 @pytest.mark.slow
-def test_slots_of_a_gpu_agree_with_those_of_the_cpu() -> None:
-    """The other workloads are compared in `embedding/test_device_slots.py`."""
+def test_slots_of_a_gpu_match_those_of_the_cpu() -> None:
+    """`embedding/test_device_slots.py` compares the other workloads."""
     (line,) = run(sys.executable, str(TOOLS / "slots.py"), "1").splitlines()
     assert line.split(": ")[1].split()[0] == "0", line
 

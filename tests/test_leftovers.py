@@ -1,4 +1,6 @@
-"""Files that are being written: whole or absent, and what a killed process leaves of them goes with the next start."""
+"""Test files while they are written: they are complete or absent, and the next start removes those of a killed
+process.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from stratarec.io.atomic import (
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe, its data set and its run."""
+    """Return a recipe, its data set and its run."""
     root = tmp_path_factory.mktemp("trained")
     content = tiny(Path(), max_steps=3)
     content["data"]["path"], content["train"]["run"] = "data", "run"
@@ -46,7 +48,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it as the working directory."""
+    """Copy the recipe, data set and run to the working directory."""
     shutil.copytree(trained, tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -64,7 +66,7 @@ write_atomic(Path(sys.argv[1]), write)
 
 
 def killed(path: Path, check: Callable[[], object] = lambda: None) -> None:
-    """Let a process begin to write `path` and kill it; `check` is called while it writes."""
+    """Start a process that writes `path`, call `check` while it writes, and kill it."""
     with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"writing\n"
@@ -72,7 +74,7 @@ def killed(path: Path, check: Callable[[], object] = lambda: None) -> None:
         writer.send_signal(signal.SIGKILL)
 
 
-def test_what_a_killed_process_left_is_known_and_removed_by_the_next(home: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed_by_the_next_start(home: Path) -> None:
     def leftovers(folder: str = "run") -> list[Path]:
         return [path for path in (home / folder).rglob("*") if is_leftover(path.name)]
 
@@ -82,7 +84,7 @@ def test_what_a_killed_process_left_is_known_and_removed_by_the_next(home: Path)
 
     killed(home / "run" / "recipe.json", stays)
     assert len(leftovers()) == 1
-    # Of files whose writers are gone one is as good as another.
+    # Leftovers of ended processes are all treated the same.
     for name in ("predictions-test.parquet", "stratarec.json"):
         temporary_name(home / "run" / name).touch()
     assert main(["train", "-q", "r.yaml", "--overwrite"]) == 0
@@ -119,7 +121,7 @@ threading.Thread(target=terminate_when_something_is_written, daemon=True).start(
     ],
     ids=lambda each: each[0] if isinstance(each, list) else "",
 )
-def test_sigterm_ends_a_command_in_one_line_and_leaves_nothing_hidden(
+def test_sigterm_ends_a_command_in_one_line_and_leaves_no_hidden_files(
     home: Path, command: list[str], said: str
 ) -> None:
     before = set(home.rglob("*"))
@@ -130,7 +132,7 @@ def test_sigterm_ends_a_command_in_one_line_and_leaves_nothing_hidden(
     assert main([command[0], "-q", *command[1:]]) == 0
 
 
-def test_only_files_are_opened_as_files(tmp_path: Path) -> None:
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "to-pipe").symlink_to("pipe")
@@ -156,8 +158,8 @@ def test_only_files_are_opened_as_files(tmp_path: Path) -> None:
         create_locked(tmp_path / "to-file")
 
 
-def test_what_fails_after_a_signal_that_an_import_swallowed_is_the_signal() -> None:
-    """An import that catches all exceptions leaves modules half loaded, so that the command fails later."""
+def test_an_error_after_a_signal_that_an_import_swallowed_is_reported_as_the_signal() -> None:
+    """An import that catches all exceptions leaves modules partly loaded, so the command fails later."""
     code = (
         "import os, signal\n"
         "from stratarec.cli.run_command import _signals_as_exceptions\n"

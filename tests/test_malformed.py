@@ -1,6 +1,6 @@
-"""Malformed inputs and recipes of somebody who starts with an own log.
+"""Test malformed inputs and recipes of a user who starts with a new log.
 
-Each is one line that names what to change and exit code 2, and nothing is lost or half-written.
+Each gives one line that says what to change and exit code 2, and no file is lost or incomplete.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOG = (HEAD + ROWS).encode()
 LINE = b"1,u1,1577836900,3,2.5,a\n"
 
 
-def recipe() -> dict[str, Any]:
+def make_content() -> dict[str, Any]:
     return {
         "name": "own",
         "data": {
@@ -52,7 +52,7 @@ def recipe() -> dict[str, Any]:
 
 
 def bad(good: bytes, wrong: bytes) -> bytes:
-    """The log, and behind it a line with something wrong in it."""
+    """Write the log and append an invalid line."""
     return LOG + LINE.replace(good, wrong)
 
 
@@ -140,12 +140,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("cut.csv.gz").write_bytes(gzip.compress(LOG)[:-400])
     Path("array.json").write_text('[\n {"click": 1}\n]')
     Path("folder").mkdir()
-    Path("own.yaml").write_text(yaml.safe_dump(recipe()))
+    Path("own.yaml").write_text(yaml.safe_dump(make_content()))
     return tmp_path
 
 
 def refused(place: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The error of `prepare`; what is left behind is no data set, and everything else is as it was."""
+    """Return the error of `prepare`. It must leave no data set and change no other file."""
     before = tree(place)
     assert main(["prepare", "-q", *arguments]) == 2
     output = capsys.readouterr()
@@ -153,7 +153,7 @@ def refused(place: Path, capsys: pytest.CaptureFixture[str], *arguments: str) ->
     assert output.err.startswith("stratarec: ")
     assert output.err.count("\n") == 1
     after = tree(place)
-    # Where reading had begun, work that a corrected log cannot use lies in a directory of its own.
+    # Work of an interrupted reading is in a directory of its own, because a corrected log cannot use it.
     assert {name: after[name] for name in after if not name.startswith("data")} == before
     assert not (place / "data" / "own").exists()
     return output.err
@@ -184,7 +184,7 @@ FRAMES: list[tuple[str, Callable[[pl.DataFrame], pl.DataFrame], str]] = [
 def test_a_malformed_parquet_file(
     place: Path, capsys: pytest.CaptureFixture[str], change: Callable[[pl.DataFrame], pl.DataFrame], message: str
 ) -> None:
-    content = recipe()
+    content = make_content()
     content["data"]["source"] |= {"kind": "parquet", "paths": ["log.parquet"]}
     Path("own.yaml").write_text(yaml.safe_dump(content))
     change(pl.read_csv("log.csv")).write_parquet("log.parquet")

@@ -1,7 +1,7 @@
-"""Pairs of commands on one directory, at random moments; one of the two may be stopped for a while or killed.
+"""Test pairs of commands on one directory, at random times. One of the two may be stopped for a while or killed.
 
-Each command has a result that it could have alone, or one line of error. No output is half written, no finished result
-is lost, and the next start removes what a killed process left. STRATAREC_NEIGHBOURS sets the number of pairs, and
+Each command has a result that it could have alone, or one line of error. No output is incomplete, no finished result is
+lost, and the next start removes the leftovers of a killed process. STRATAREC_NEIGHBOURS sets the number of pairs, and
 STRATAREC_NEIGHBOURS_SEED draws others.
 """
 
@@ -64,7 +64,7 @@ def arguments(command: str) -> list[str]:
 
 
 class Place:
-    """A directory with a data set and a finished run of 8 steps, and the results that commands have alone."""
+    """A directory with a data set and a finished run of 8 steps, and the results of commands that run alone."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.work, self._kept = root, root / "work", root / "kept"
@@ -90,7 +90,7 @@ class Place:
         shutil.copytree(self._kept, self.work)
 
     def do(self, command: str, *options: str) -> Place:
-        """Run a command in this process; it must succeed."""
+        """Run a command in this process. It must succeed."""
         assert self.run(command, *options) == 0, command
         return self
 
@@ -100,7 +100,7 @@ class Place:
             return main([*arguments(command), *options])
 
     def fingerprint(self) -> str:
-        """Read all of the data set, or of the one that was moved aside when its successor's writer was killed."""
+        """Read the whole data set, or the one that was moved aside when the writer of its successor was killed."""
         path = self.work / "data"
         return Dataset.open(path if path.exists() else self.work / ".data.replaced", verify="full").fingerprint
 
@@ -140,9 +140,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(PAIRS))
-def test_two_commands_on_one_directory_have_results_that_they_have_alone_or_one_error(
-    place: Place, number: int
-) -> None:
+def test_two_commands_on_one_directory_have_the_results_of_each_alone_or_one_error(place: Place, number: int) -> None:
     draws = random.Random(f"{SEED} {number}")
     pair = draws.sample(draws.choice(ALL_PAIRS), 2)
     place.restore()
@@ -158,7 +156,7 @@ def test_two_commands_on_one_directory_have_results_that_they_have_alone_or_one_
             place.do("check work/export")
     assert any(done.returncode <= 0 for done in outcomes), "both were refused"
     assert place.fingerprint() in place.fingerprints
-    # The same commands again, alone: a run with periods is continued, every other one resumed.
+    # Run the same commands again, alone: a run with periods is continued, every other one resumed.
     assert place.do("prepare").fingerprint() == place.fingerprints[1]
     if place.run("resume"):
         place.do("continue")

@@ -1,4 +1,4 @@
-"""The notebooks of `examples/` run from their first cell to their last, and are committed without outputs."""
+"""Test that the notebooks of `examples/` run completely and are committed without outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 NEEDS = {"torchrec_model": ("torchrec",), "service": ("fastapi", "httpx")}
-"""Packages that readers of a notebook have, and tests may lack."""
+"""Packages that readers of a notebook have but the test environment may lack."""
 
 
 def cells(path: Path, kind: str = "code") -> list[dict[str, Any]]:
@@ -24,14 +24,14 @@ def cells(path: Path, kind: str = "code") -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_nothing_that_changes_is_committed(path: Path) -> None:
+def test_outputs_are_not_committed(path: Path) -> None:
     assert all(not each["outputs"] and each["execution_count"] is None for each in cells(path))
     assert "".join(cells(path, "markdown")[0]["source"]).startswith("# ")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-# A kernel is a process with sockets: what its libraries warn of is not ours.
+# A kernel is a process with sockets, whose libraries may warn.
 @pytest.mark.filterwarnings("default")
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("nbclient", "ipykernel", *NEEDS.get(path.stem, ())):

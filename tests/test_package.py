@@ -1,4 +1,4 @@
-"""The public names, what importing costs, and what the package requires."""
+"""Test the public names, the cost of imports, and the requirements of the package."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 OWN = [
     Requirement(line) for name in ("baseline", "gpu", "mlflow", "onnx", "ray", "tune", "wandb") for line in EXTRAS[name]
 ]
-"""Of the extras that are parts of the project."""
+"""Requirements of the extras that are parts of the project."""
 OTHERS = [Requirement(line) for lines in [PROJECT["build-system"]["requires"], *EXTRAS.values()] for line in lines]
-# Modules whose distribution has another name, and those that are imported only where they are installed.
+# Modules whose distribution has another name, and modules that are imported only if they are installed.
 DISTRIBUTIONS = {"yaml": "pyyaml", "mlflow": "mlflow-skinny"}
 OPTIONAL = {"IPython", "torchrec", "hypothesis", "pytest", "sklearn"}
 
@@ -61,12 +61,12 @@ def test_importing_and_help_do_not_load_torch() -> None:
 
 @pytest.mark.parametrize("requirement", [*NEEDED, *OTHERS], ids=str)
 def test_every_requirement_has_a_lowest_and_a_highest_version(requirement: Requirement) -> None:
-    """`make test-versions` tests both; only the project's own extras name none."""
+    """`make test-versions` tests both. Only the project's own extras have no version."""
     bounds = [] if requirement.name == "stratarec" else [">=", "<"]
     assert sorted(clause.operator for clause in requirement.specifier) == sorted(bounds)
 
 
-def test_everything_that_is_imported_is_asked_for() -> None:
+def test_every_import_is_a_requirement() -> None:
     imported = set()
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -80,8 +80,8 @@ def test_everything_that_is_imported_is_asked_for() -> None:
     }
 
 
-def test_the_map_of_the_code_names_files_that_exist() -> None:
-    """Also by the end of their paths, as where a drawing has named the folder before."""
+def test_the_map_of_the_code_names_existing_files() -> None:
+    """It may name the end of a path if a drawing has named the folder."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.py")]
     named = set(re.findall(r"(?<![\w>*/])\w[\w/]*\.py\b", re.sub(r"tests/\w+\.py", "", text)))
@@ -93,7 +93,7 @@ def test_the_map_of_the_code_names_files_that_exist() -> None:
 
 
 def loaded(command: list[str], folder: Path) -> str:
-    """Run a command; return its exit code, and which of the libraries it loaded that take seconds to load."""
+    """Run a command. Return its exit code and which of the slow libraries it loaded."""
     libraries = "sorted({'torch', 'numba'} & {*sys.modules})"
     code = f"import sys; from stratarec.cli import main; print(main({command}), {libraries})"
     done = subprocess.run([sys.executable, "-c", code], check=True, cwd=folder, capture_output=True, text=True)
@@ -111,7 +111,7 @@ def test_checking_a_data_set_does_not_load_torch(tmp_path: Path) -> None:
     assert "torch" not in loaded(["check", "data"], tmp_path)
 
 
-def test_settings_name_what_the_code_has() -> None:
+def test_settings_match_the_code() -> None:
     """Settings are read without the modules that need torch and Numba, so they repeat some names."""
     assert get_args(CodecKind) == tuple(KINDS)
     assert get_args(CachePolicy) == tuple(POLICIES)

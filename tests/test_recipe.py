@@ -1,4 +1,4 @@
-"""Recipes load and survive a round trip; a mistake is one error that names its field."""
+"""Test that recipes load and survive a round trip, and that a mistake is one error that names its field."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ WRONG = (-1, 1.5, "x", "", [], {}, None, math.nan, math.inf, [0], True, 10**30, 
 
 
 def everything() -> dict[str, Any]:
-    """A recipe with a field of every kind."""
+    """Return a recipe with a field of every kind."""
     content = yaml.safe_load((RECIPES / "trivago.yaml").read_text())
     content["memory"] = {
         "block": {"path": "a"},
@@ -115,7 +115,7 @@ def test_every_wrong_value_is_one_line_that_names_its_field_or_section() -> None
     ]
     assert len(refused) > 150
     for path, value, message in refused:
-        # A feature may be one that another names: their schema is the section then.
+        # A feature may be named by another feature; the error then names the schema.
         sections = [written(path[:end]) for end in range(max(len(path) - 3, 1), len(path) + 1)]
         assert any(message.startswith(f"r.yaml: {section}") for section in sections), (path, value, message)
         assert "\n" not in message
@@ -144,7 +144,7 @@ def complaint(content: dict[str, Any]) -> str | None:
         (lambda: HistoryConfig(heads=0), "model.history.heads 0"),
     ],
 )
-def test_configurations_are_checked_when_they_are_built_in_python(make: Any, message: str) -> None:
+def test_configurations_are_validated_when_they_are_built_in_python(make: Any, message: str) -> None:
     with refuses(ConfigError, message):
         make()
 
@@ -168,7 +168,7 @@ def test_configurations_are_checked_when_they_are_built_in_python(make: Any, mes
         ({"train": {5: 3}}, "train.5: unknown field; known fields: run, batch_size"),
     ],
 )
-def test_a_field_that_does_not_exist_is_named_at_any_depth(change: dict[str, Any], message: str) -> None:
+def test_an_unknown_field_is_named_at_any_depth(change: dict[str, Any], message: str) -> None:
     content = everything()
     for section, fields_of_it in change.items():
         content[section] = fields_of_it if "kind" in fields_of_it else {**content[section], **fields_of_it}
@@ -193,7 +193,7 @@ def test_a_field_that_does_not_exist_is_named_at_any_depth(change: dict[str, Any
         (b"name: a\nmodel:\n  kind: dlrm\n  kind: dcnv2\n", "YAML line 4 column 3 kind"),
     ],
 )
-def test_a_file_that_is_no_recipe_is_one_line(tmp_path: Path, text: bytes, message: str) -> None:
+def test_a_file_that_is_not_a_recipe_is_one_line(tmp_path: Path, text: bytes, message: str) -> None:
     (tmp_path / "r.yaml").write_bytes(text)
     with refuses(ConfigError, message) as caught:
         Recipe.load(tmp_path / "r.yaml")

@@ -1,4 +1,4 @@
-"""Names that are paths, patterns, markup or worse: from log to scores, on the terminal and in pages."""
+"""Test names that are paths, patterns, markup or worse, from log to scores, on the terminal and in pages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def write(root: Path, names: tuple[str, ...]) -> Path:
-    """A log and a recipe whose features, group, vocabulary and history have these names."""
+    """Write a log and a recipe whose features, group, vocabulary and history have these names."""
     root.mkdir()
     draws = np.random.default_rng(0)
     visit = draws.integers(0, 80, 1200)
@@ -58,7 +58,7 @@ def write(root: Path, names: tuple[str, ...]) -> Path:
 
 
 def with_history(log: pl.DataFrame, names: tuple[str, ...]) -> pl.DataFrame:
-    """The log with what each user clicked on before."""
+    """Return the log with the items that each user clicked before."""
     clicked: dict[int, list[str]] = {}
     histories = []
     for user, value, label in zip(log["w"], log[names[2]], log["y"], strict=True):
@@ -102,7 +102,7 @@ def test_strange_names_from_log_to_scores(tmp_path: Path, capfd: pytest.CaptureF
     assert not CONTROL.search(output.out + output.err.replace("\n", ""))
     assert "[/x]" in output.out
     assert r"pa\u202eth" in output.out
-    # Initial weights differ by name, the samples do not.
+    # Initial weights depend on the names, the samples do not.
     assert results["odd"] == results["plain"]
     tags = {}
     for page in pages:
@@ -115,7 +115,7 @@ def test_strange_names_from_log_to_scores(tmp_path: Path, capfd: pytest.CaptureF
     for odd, plain_page in zip(pages[:3], pages[3:], strict=True):
         assert "&lt;script&gt;alert(1)" in odd.read_text()
         assert tags[odd] == tags[plain_page]
-    # Everything lies where it belongs.
+    # All files are where they belong.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["odd", "plain"]
     tops = [{path.name for path in (tmp_path / kind).iterdir()} for kind in ("odd", "plain")]
     assert tops[0] == tops[1]
@@ -125,7 +125,7 @@ def test_strange_names_from_log_to_scores(tmp_path: Path, capfd: pytest.CaptureF
 def code_of(arguments: list[str]) -> object:
     try:
         return main(arguments)
-    except SystemExit as leaving:  # argparse's way
+    except SystemExit as leaving:  # the format of argparse
         return leaving.code
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks train once, mark figures of other code, and print tables of 80 columns."""
+"""Test that benchmarks train once, mark figures of other code, and print tables of 80 columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stratarec.recipe import Recipe
 
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Files of the columns of `frappe_x1`, and a directory for their data sets."""
+    """Write files with the columns of `frappe_x1`, and return them with a directory for their data sets."""
     schema: Schema = Recipe.load(quality.ROOT / "src/stratarec/recipes/frappe_x1.yaml").data.source.schema  # type: ignore[union-attr]
     (tmp_path / "frappe_x1").mkdir()
     for split, rows in ROWS.items():
@@ -49,7 +49,7 @@ def evaluations(*aucs: float, seconds: float) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_run_is_trained_once_and_compared_with_what_was_published(
+def test_a_run_is_trained_once_and_compared_with_published_figures(
     logs: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = quality.run(quick=True)
@@ -64,7 +64,7 @@ def test_a_run_is_trained_once_and_compared_with_what_was_published(
     assert quality.run(quick=True)["metrics"] == metrics
 
 
-def test_every_model_is_one_that_a_recipe_takes(logs: Path) -> None:
+def test_a_recipe_accepts_every_model(logs: Path) -> None:
     for name in quality.PUBLISHED:
         config = quality.recipe(name, 1, quality.Setting(precision="bf16", epochs=3))
         assert config.model.kind == name
@@ -94,7 +94,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("name", "text", "differs"), CHANGES)
-def test_the_hash_is_of_the_modules_that_are_imported(tmp_path: Path, name: str, text: str, differs: bool) -> None:
+def test_the_hash_covers_the_imported_modules(tmp_path: Path, name: str, text: str, differs: bool) -> None:
     for file, content in FILES.items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(content)
@@ -152,14 +152,14 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def printed() -> dict[Path, str]:
-    """Every result file as it is printed."""
+    """Print every result file."""
     done = bench("-c", SCRIPT, *map(str, RESULTS))
     assert done.returncode == 0, done.stderr
     return dict(zip(RESULTS, done.stdout.split("=====\n"), strict=False))
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_results_fit_80_columns_with_whole_words(printed: dict[Path, str], path: Path) -> None:
+def test_results_fit_80_columns_without_breaking_words(printed: dict[Path, str], path: Path) -> None:
     text = printed[path]
     assert max(map(len, text.splitlines())) <= 80
     content = json.loads(path.read_text())
@@ -171,13 +171,13 @@ def test_results_fit_80_columns_with_whole_words(printed: dict[Path, str], path:
             if isinstance(value, dict) or (
                 isinstance(value, list) and any(isinstance(part, dict) for part in value)
             ):  # fmt: skip
-                continue  # in the file alone
-            # Neither a word of a head nor a cell is broken.
+                continue  # only in the file
+            # Neither a word of a header nor a cell is broken.
             assert set(re.findall(r"[a-z]+", name.replace("_", " "))) <= set(words)
             assert not isinstance(value, str) or value in text
 
 
-def test_growth_compares_a_cost_of_a_unit_with_smaller_sizes() -> None:
+def test_growth_compares_the_cost_per_unit_with_smaller_sizes() -> None:
     rows = [
         {"part": "batch", "size": size, "step_ms": cost} for size, cost in ((64, 64.0), (512, 256.0), (4096, 4096.0))
     ]

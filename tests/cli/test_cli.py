@@ -1,4 +1,4 @@
-"""The command line as a stranger meets it: any mistake is one line and exit code 2, and nothing is lost."""
+"""Test the command line for a new user: any mistake is one line and exit code 2, and no file is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stratarec.cli import main
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a recipe, its data set and its run, and things that are none of these."""
+    """Return a directory with a recipe, its data set and its run, and with other files."""
     root = tmp_path_factory.mktemp("cli")
     content = tiny(Path(), run="runs/tiny", max_steps=8)
     content["data"] |= {
@@ -130,14 +130,14 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value)[:70])
-def test_a_mistake_is_one_line_exit_code_2_and_nothing_lost(
+def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_is_lost(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(place)
     before = tree(place)
     try:
         code = main(arguments)
-    except SystemExit as leaving:  # argparse's way
+    except SystemExit as leaving:  # the format of argparse
         code = int(str(leaving.code))
     result = capsys.readouterr()
     assert (code, result.out) == (2, "")
@@ -145,7 +145,7 @@ def test_a_mistake_is_one_line_exit_code_2_and_nothing_lost(
     assert tree(place) == before
 
 
-def test_for_machines_every_line_is_json(
+def test_with_json_output_every_line_is_json(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
@@ -238,7 +238,7 @@ def test_too_little_memory_is_one_line(place: Path, tmp_path: Path) -> None:
         pytest.param(["profile", "-q", "data/tiny"], marks=pytest.mark.slow),
     ],
 )
-def test_a_reader_who_leaves_is_no_error(place: Path, tmp_path: Path, arguments: list[str]) -> None:
+def test_a_closed_output_pipe_is_no_error(place: Path, tmp_path: Path, arguments: list[str]) -> None:
     output = ["-o", str(tmp_path / "p.html")] if arguments[0] == "profile" else []
     reader, writer = os.pipe()
     os.close(reader)
@@ -249,7 +249,7 @@ def test_a_reader_who_leaves_is_no_error(place: Path, tmp_path: Path, arguments:
 
 
 @pytest.mark.slow
-def test_a_run_continues_when_nobody_reads_its_progress(place: Path, tmp_path: Path) -> None:
+def test_a_run_continues_when_its_progress_is_not_read(place: Path, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "stratarec", "train", "r.yaml", f"train.run={tmp_path / 'run'}"]

@@ -1,4 +1,4 @@
-"""Recipes and JSON that are hostile or no numbers are one error."""
+"""Test that hostile recipes and JSON, and invalid numbers in them, are one error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stratarec.io.atomic import read_json
 from stratarec.recipe import Recipe
 
 LIMIT_SECONDS = 10
-"""What is refused here takes milliseconds; what it did before took minutes, or more memory than there is."""
+"""Refusing these texts takes milliseconds. Without the limit it took minutes, or more memory than there is."""
 
 
 def bomb(levels: int, width: int = 9) -> str:
@@ -94,7 +94,7 @@ def test_a_text_expands_to_a_bounded_number_of_values(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_a_text_of_nearly_as_many_values_as_there_may_be_is_read() -> None:
+def test_a_text_of_nearly_the_maximum_number_of_values_is_read() -> None:
     began = time.process_time()
     assert len(limited_yaml.load(wide(40_000))) == 40_000
     assert time.process_time() - began < 3 * LIMIT_SECONDS
@@ -109,7 +109,7 @@ def test_numbers_of_many_digits_are_one_line(
     code = main(["prepare", "-q", str(tmp_path / "r.yaml"), f"{field}={number}"])
     result = capsys.readouterr().err
     if (field, number[-2:]) == ("train.dense.learning_rate", ".5"):
-        return  # a rate like any other
+        return  # an ordinary rate
     assert (code, result.count("\n")) == (2, 1)
     assert len(result) < 1_000
     content = tiny(tmp_path)
@@ -127,7 +127,7 @@ def test_numbers_of_many_digits_are_one_line(
     ["9" * 5_000, '{"a": ' + "9" * 5_000 + "}", "[" * 100_000, '{"a":' * 100_000, "\udc80"],
     ids=["number", "object", "lists", "objects", "bytes"],
 )
-def test_json_that_is_none_is_one_line(tmp_path: Path, text: str) -> None:
+def test_invalid_json_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_bytes(text.encode(errors="surrogateescape"))
     with refuses(DatasetError, "a.json JSON") as caught:
         read_json(tmp_path / "a.json")
@@ -149,7 +149,7 @@ def test_a_recipe_from_a_process_is_refused_and_one_from_a_file_is_read(tmp_path
 
 
 def members(kind: Any) -> list[Any]:
-    """The types that a field may have."""
+    """Return the types that a field may have."""
     if typing.get_origin(kind) is typing.Annotated:
         return members(typing.get_args(kind)[0])
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
@@ -158,7 +158,7 @@ def members(kind: Any) -> list[Any]:
 
 
 def float_fields(kind: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-    """Path in a recipe, class and field of every float; unions are walked through all their members."""
+    """Return the path in a recipe, class and field of every float, for all members of unions."""
     hints = typing.get_type_hints(kind, include_extras=True)
     for entry in dataclasses.fields(kind):
         for member in members(hints[entry.name]):
@@ -171,7 +171,7 @@ def float_fields(kind: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 FIELDS = list(float_fields(Recipe))
 
 
-def test_the_walk_finds_what_there_is() -> None:
+def test_the_walk_finds_the_known_fields() -> None:
     paths = {".".join(path) for path, _, _ in FIELDS}
     assert {"train.dense.learning_rate", "train.embedding.eps", "train.dense.schedule.power"} <= paths
     assert {
@@ -184,9 +184,9 @@ def test_the_walk_finds_what_there_is() -> None:
 
 @pytest.mark.parametrize("path", sorted({path for path, _, _ in FIELDS}), ids=".".join)
 @pytest.mark.parametrize("value", [".nan", "-.inf", "inf"])
-def test_a_recipe_names_the_field_that_is_no_number(tmp_path: Path, path: tuple[str, ...], value: str) -> None:
+def test_an_error_names_the_field_that_is_not_a_number(tmp_path: Path, path: tuple[str, ...], value: str) -> None:
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path)))
-    # The recipe's source has no schema, which is what it hears where the value is text.
+    # The recipe's source has no schema, so the error for a text value is about the schema.
     named = "schema" if "schema" in path and not value.startswith((".", "-.")) else path[-1]
     with pytest.raises(ConfigError, match=named) as caught:
         Recipe.load(tmp_path / "r.yaml", [f"{'.'.join(path)}={value}"])

@@ -73,7 +73,7 @@ class Case:
     split: SplitConfig
     groups: Any
     row_group: int
-    """Of the data set."""
+    """Rows of a row group in the data set."""
     files: int
     batch_size: int
     window: int

@@ -31,7 +31,7 @@ from stratarec.errors import DataError, StrataError
 NULL_LISTS = int(pa.__version__.partition(".")[0]) >= 26
 
 BAD = object()
-"""A value that no row may have."""
+"""Mark of a value that is not allowed in a row."""
 
 
 class WrongType(Exception):

@@ -37,18 +37,19 @@ class Setup:
     """Collection, layout and batches of a training job."""
 
     layout: str
-    """``whole``: each table pooled by its owner. ``rows``: each on one rank, rows travel. ``split``: row by row over
-    all ranks. ``mixed``: some of each. ``one``: all on the first rank, the others have none."""
+    """``whole``: each table is pooled by its owner. ``rows``: each table is on one rank and its rows are exchanged.
+    ``split``: tables are sharded by row over all ranks. ``mixed``: some of each. ``one``: all tables are on the
+    first rank."""
     home: str = ""
     codec: str = "fp32"
     singles: bool = False
-    """Every bag holds one id."""
+    """Whether every bag has one id."""
     steps: int = 20
     optimizer: str = "rowwise_adagrad"
-    """Its kind; ``<kind> of all rows`` changes all of them at every step."""
+    """Kind of the optimizer; ``<kind> of all rows`` changes all rows at every step."""
     exchange: DistributedConfig = field(default_factory=DistributedConfig)
     uneven: bool = False
-    """Ranks have batches of different sizes, some empty."""
+    """Whether ranks have batches of different sizes, some of them empty."""
 
 
 def places(layout: str, ranks: int) -> dict[str, Place]:

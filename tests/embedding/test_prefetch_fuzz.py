@@ -56,9 +56,9 @@ class Session:
     """Steps from one barrier to the next; 0 for none."""
     event: str
     at: int
-    """The step at which it happens."""
+    """Step of the event."""
     share: float
-    """Of a store's operation that is done before it fails."""
+    """Share of a store operation that is done before it fails."""
 
 
 SESSIONS = st.builds(

@@ -1,4 +1,4 @@
-"""Small artefacts of every kind, and what users read of them."""
+"""Create small artifacts of every kind and read them as users do."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from stratarec.training.trainer import Trainer
 
 STEPS = 6
 ROWS = "rows"
-"""Where logs are at work."""
+"""Name of the folder of log homes."""
 _ROWS = 600
 TIERS: dict[str, Any] = {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.1, "ways": 8}}
 
 
 Use: TypeAlias = Callable[[Path, Path], object]
-"""Of (where an artefact is, a folder for outputs)."""
+"""Function of the path of an artifact and a folder for outputs."""
 
 
 def make_log(root: Path) -> Path:
-    """A log with a feature of every kind: ids, lists, a history, a group, a dense column, times, users."""
+    """Write a log with a feature of every kind: ids, lists, a history, a group, a dense column, times, users."""
     draws, path = np.random.default_rng(0), root / "log.parquet"
     pl.DataFrame(
         {
@@ -57,7 +57,7 @@ def make_log(root: Path) -> Path:
 
 
 def make_recipe(root: Path, run: Path, *, steps: int = STEPS, memory: dict[str, Any] | None = None) -> Recipe:
-    """The recipe of every run here."""
+    """Return the recipe of every run in these tests."""
     config = tiny(root, run=str(run), batch_size=16, max_steps=steps, eval_every=3, log_every=2)
     config["model"]["embedding_dim"] = 16
     config["train"] |= {"checkpoint": {"every_steps": 2, "keep": 1}}
@@ -88,15 +88,15 @@ def make_recipe(root: Path, run: Path, *, steps: int = STEPS, memory: dict[str, 
 
 
 def memories(root: Path) -> dict[str, dict[str, Any] | None]:
-    """Kind of run -> the memory section of its recipe."""
+    """Return a dictionary from the kind of run to the memory section of its recipe."""
     log = {**TIERS, "block": {"path": str(root / ROWS), "budget": "64MiB"}}
     return {"resident": None, "cached": TIERS, "log": log}
 
 
 def place_tables(kind: str, recipe: Recipe) -> Plan | None:
-    """Return the plan of a recipe; of a log, with its cached tables there, in caches that steps fill.
+    """Return the plan of a recipe. If it has a log, place its cached tables there, with caches that training fills.
 
-    A planner would do neither with so few rows.
+    The planner would do neither for so few rows.
     """
     plan = new_plan(recipe, Dataset.open(recipe.data.path))
     if plan is None or kind != "log":
@@ -111,7 +111,7 @@ def place_tables(kind: str, recipe: Recipe) -> Plan | None:
 
 
 def make(root: Path) -> None:
-    """Every artefact, each in a folder below `root` that has its name."""
+    """Create every artifact in its own folder below `root`."""
     make_log(root)
     recipe = make_recipe(root, root / "run")
     prepare(recipe.data)
@@ -138,7 +138,7 @@ def _digest(*values: Any) -> str:
 
 
 def read(path: Path, _: Path) -> dict[str, str]:
-    """All that training, profiles and predictions read of a data set."""
+    """Read everything that training, profiles and predictions read of a data set."""
     dataset, results = Dataset.open(path), {}
     for split in SPLITS:
         results[f"{split} rows"] = _digest(*dataset.row_numbers(split))
@@ -157,7 +157,7 @@ def read(path: Path, _: Path) -> dict[str, str]:
 
 
 def score(path: Path, _: Path) -> dict[str, str]:
-    """An export is checked, and scores."""
+    """Check an export and compute scores with it."""
     check_files(path, ExportManifest.read(path).files)
     frame = {
         "item": [0, 1, 5, 10**9],

@@ -1,7 +1,7 @@
-"""What users do with an artefact whose contents somebody wrote: by the command line, in this process.
+"""Run the commands of users on an artifact of an attacker, in this process.
 
-Each either gives what is finite and legal or is refused in one line. What an attacker may say is another result: it is
-the content that differs, so it is compared with nothing.
+Each command either gives a finite, valid result or is refused in one line. The content differs from the original, so
+results are compared with nothing.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _NUMBER = re.compile(r"(?<![\w/.-])-?(nan|inf)(?![\w/.-])")
 
 
 def make_more(root: Path) -> None:
-    """Artefacts in addition to those of `artefacts.make` that hold numbers of other kinds."""
+    """Create more artifacts than `artefacts.make`, with numbers of other types."""
     with open_run(root / "cached") as trained:
         export(trained, root / "coded")
-    # Two states a weight, and clocks.
+    # Two state values per weight, and clocks.
     for name, tiers in (("clocked", None), ("clocked-log", memories(root)["log"])):
         made = _all_rows(make_recipe(root, root / name, memory=tiers))
         Trainer(made, Dataset.open(made.data.path), plan=place_tables("log", made) if tiers else None).train()
@@ -54,7 +54,7 @@ def _all_rows(recipe: Recipe) -> Recipe:
 
 
 def uses_of(root: Path) -> dict[str, list[Use]]:
-    """Return the uses of each artefact below `root`."""
+    """Return the uses of each artifact below `root`."""
     data = (_check, _read, _train_on(root, None), _train_on(root, TIERS), _base(root))
     runs: dict[str, Any] = {**memories(root), "clocked": None, "clocked-log": memories(root)["log"]}
     results: dict[str, list[Use]] = {
@@ -85,7 +85,7 @@ def run(*arguments: str | Path) -> str:
 
 
 def _trace(said: str) -> str:
-    """The traceback that a defect left in a file."""
+    """Return the traceback that a defect wrote to a file."""
     result = re.search(r"/\S*stratarec-error-\S*\.txt", said)
     if result is None:
         return ""
@@ -114,7 +114,7 @@ def _write(recipe: Recipe, out: Path, change: Callable[[dict[str, Any]], object]
 
 
 def _read(path: Path, _: Path) -> None:
-    """Every batch is of ids within their tables and of finite numbers."""
+    """Check that every batch has ids within their tables and finite numbers."""
     dataset = Dataset.open(path)
     rows = {feature.name: dataset.vocabularies[feature.vocabulary].rows for feature in dataset.schema.sparse}
     for split in SPLITS:
@@ -138,7 +138,7 @@ def _read(path: Path, _: Path) -> None:
 
 def _train_on(root: Path, memory: dict[str, Any] | None) -> Use:
     def use(path: Path, out: Path) -> None:
-        """Two steps, and what they make is right."""
+        """Train two steps and check the results."""
         recipe = make_recipe(root, out / "run", steps=2, memory=memory)
         groups = "none" if path.name == "plain" else recipe.data.groups
         run("train", "-q", _write(replace(recipe, data=replace(recipe.data, path=str(path), groups=groups)), out))
@@ -150,7 +150,7 @@ def _train_on(root: Path, memory: dict[str, Any] | None) -> Use:
 
 def _base(root: Path) -> Use:
     def use(path: Path, out: Path) -> None:
-        """A new data set is based on it."""
+        """Prepare a new data set that has this one as its base."""
         recipe = make_recipe(root, out / "run")
         vocabulary = replace(recipe.data.vocabulary, base=str(path))
         groups = "none" if path.name == "plain" else recipe.data.groups
@@ -177,7 +177,7 @@ def _towers_of(root: Path) -> Use:
 
 
 def _score(path: Path, out: Path) -> None:
-    """A few rows, cell by cell, and many, column by column."""
+    """Score a few rows, cell by cell, and many rows, column by column."""
     score(path, out)
     few = {
         "item": [0, 199, 10**9, None], "city": [0, 8, -1, 2], "tags": [["t1"], [], ["t39"] * 9, None],
@@ -186,7 +186,7 @@ def _score(path: Path, out: Path) -> None:
     scorer = Scorer.open(path)
     for frame in (pl.DataFrame(few), pl.concat([pl.DataFrame(few)] * 30)):
         scores = scorer.score(frame)
-        assert ((scores >= 0) & (scores <= 1)).all()  # not so of what is no number
+        assert ((scores >= 0) & (scores <= 1)).all()  # not checked for NaN
 
 
 def _predict(path: Path, out: Path) -> None:
@@ -214,7 +214,7 @@ def _resume(root: Path, memory: dict[str, Any] | None, kind: str) -> Use:
 
 def _begin(root: Path, kind: str) -> Use:
     def use(path: Path, out: Path) -> None:
-        """A new run, with all rows in memory, begins with this one."""
+        """Start a new run, with all rows in memory, from this one."""
         recipe = make_recipe(root, out / "next", steps=2)
         recipe = _all_rows(recipe) if kind.startswith("clocked") else recipe
         run("train", "-q", _write(recipe, out), "--from", path)

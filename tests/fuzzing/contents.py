@@ -1,4 +1,4 @@
-"""Contents of files as an attacker would write them: numbers out of range in files that are whole and sealed."""
+"""Change the contents of files as an attacker would: numbers out of range in complete, sealed files."""
 
 from __future__ import annotations
 
@@ -26,28 +26,31 @@ Array = NDArray[Any]
 
 
 def rewrite(path: Path, draws: random.Random) -> str:
-    """Change what is in some files of the artefact in `path` and seal it again; returns what, in words."""
-    said = []
+    """Change the content of some files of the artifact in `path` and seal it again.
+
+    Return a description of the changes.
+    """
+    descriptions = []
     for _ in range(draws.choice((1, 1, 1, 2, 3))):
         file = _chosen(files(path), draws)
         try:
             if file.suffix == ".json":
                 change = change_number if draws.random() < 0.75 else change_field
-                said.append(change(path, draws, file))
+                descriptions.append(change(path, draws, file))
             else:
-                said.append(f"{file.relative_to(path)} {_REWRITES[file.suffix](file, draws)}")
+                descriptions.append(f"{file.relative_to(path)} {_REWRITES[file.suffix](file, draws)}")
         except Exception as error:
-            if not said:
+            if not descriptions:
                 raise
-            # What an earlier change left cannot be read to be changed again.
-            said.append(f"{file.relative_to(path)} left ({type(error).__name__})")
+            # A file that an earlier change made unreadable cannot be changed again.
+            descriptions.append(f"{file.relative_to(path)} left ({type(error).__name__})")
     adapt = draws.random() < 0.7
     reseal(path, adapt=adapt)
-    return f"{'; '.join(said)}{' adapted' if adapt else ''}"
+    return f"{'; '.join(descriptions)}{' adapted' if adapt else ''}"
 
 
-def written_again(path: Path) -> None:
-    """Every file as it is, by the hands of this module: sealed again, an artefact must be as good as before."""
+def rewrite_unchanged(path: Path) -> None:
+    """Write every file again with this module and seal the artifact, which must stay valid."""
     for file in files(path):
         if file.suffix == ".parquet":
             _write_parquet(file, *_read_parquet(file))
@@ -61,12 +64,12 @@ def written_again(path: Path) -> None:
     reseal(path, adapt=True)
 
 
-def _chosen(found: list[Path], draws: random.Random) -> Path:
-    """Kinds of files alike, whatever their numbers."""
+def _chosen(all_files: list[Path], draws: random.Random) -> Path:
+    """Draw a file. Each kind of file has the same probability, however many files there are."""
     kinds: dict[str, list[Path]] = {}
-    for file in found:
+    for file in all_files:
         if file.suffix in (".json", *_REWRITES) and file.name != MARKER:
-            # Manifests have most fields to change, but the numbers that kernels read lie in the others.
+            # Manifests have most of the fields, but the numbers that kernels read are in other files.
             kind = file.name if not file.name.startswith(("rows-", "shard-", "0")) else file.suffix
             kinds.setdefault(f"{kind} {file.name.count('.')} {file.parent.name == 'slots'}", []).append(file)
     chosen = sorted(kinds, key=lambda kind: (".json" in kind, kind))
@@ -83,7 +86,7 @@ _FLOATS = (float("nan"), float("inf"), -float("inf"), -1.0, -0.0, 1e38, -3.4e38,
 
 
 def _spoil(values: Array, draws: random.Random) -> str:
-    """Change some of the numbers of an array in place; returns how."""
+    """Change some numbers of an array in place. Return a description."""
     if not values.size:
         return "empty as it is"
     flat = values.reshape(-1)
@@ -99,7 +102,7 @@ def _spoil(values: Array, draws: random.Random) -> str:
     else:
         most = int(flat.max())
         value = draws.choice((*_WHOLE, most, most + 1, most + 1, most * 2, int(flat.min()) - 1, len(flat)))
-        # As a writer in another language would: what does not fit wraps around.
+        # Wrap around on overflow, as a writer in another language would.
         value = np.array([value % 2**64], dtype=np.uint64).astype(flat.dtype)[0]
     how = draws.choice(("set", "set", "set", "moved", "shuffled"))
     if how == "shuffled":
@@ -124,7 +127,7 @@ def _write_parquet(file: Path, groups: list[pa.Table], dictionary: bool = True) 
     groups = groups or [pa.table({"nothing": pa.array([], pa.int32())})]
     with pq.ParquetWriter(file, groups[0].schema, compression="zstd", use_dictionary=dictionary) as writer:
         for table in groups:
-            # One at a time, however many rows: `write_table` leaves out a row group without rows.
+            # Write row groups one at a time, because `write_table` leaves out a row group without rows.
             writer.write_table(table.cast(groups[0].schema), row_group_size=max(len(table), 1))
 
 
@@ -183,7 +186,7 @@ def _offsets(column: pa.Array) -> pa.Array:
 
 
 def _change_lengths(column: pa.Array, draws: random.Random) -> tuple[pa.Array, str]:
-    """Lists that are longer or shorter; of columns without lists, rows that are left out or duplicated."""
+    """Make lists longer or shorter. In columns without lists, remove or duplicate rows."""
     if not pa.types.is_list(column.type):
         return _change_values(column, draws)
     values, offsets = column.flatten(), np.array(_offsets(column))
@@ -329,7 +332,7 @@ def _read_rows(file: Path) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
 
 
 class _Listed:
-    """Records in the order in which they are written, whatever row numbers they have."""
+    """Records in the order of writing, whatever row numbers they have."""
 
     def __init__(self, records: NDArray[np.uint8]) -> None:
         self._records, self._next, self.shape = records, 0, records.shape
@@ -340,7 +343,7 @@ class _Listed:
 
 
 def _write_rows(file: Path, rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
-    file.unlink()  # never the file that it is another name of
+    file.unlink()  # never through a hard link
     write_rows(file, lambda: iter([rows] if len(rows) else []), _Listed(records))
 
 
@@ -373,7 +376,7 @@ def _change_rows(file: Path, draws: random.Random) -> str:
 
 
 def _spoil_records(records: NDArray[np.uint8], draws: random.Random) -> str:
-    """A field of some width at some place of some records."""
+    """Change a field of some width at some offset of some records."""
     kind = np.dtype(draws.choice(("<f4", "<f4", "<f2", "<i4", "<u4", "<i8", "u1")))
     if records.shape[1] < kind.itemsize:
         kind = np.dtype("u1")
@@ -389,7 +392,7 @@ def _spoil_records(records: NDArray[np.uint8], draws: random.Random) -> str:
 
 
 def _change_log(file: Path, draws: random.Random | None) -> str:
-    """Cells of a segment, with checksums that are right."""
+    """Change cells of a segment, with correct checksums."""
     state = json.loads((file.parents[3] / "state.json").read_text())
     home = next(group["home"] for group in state["tables"]["groups"] if group["name"] == file.parents[1].name)
     block = int(home["block_bytes"])
@@ -427,7 +430,7 @@ def _change_log(file: Path, draws: random.Random | None) -> str:
 
 
 def _change_towers(file: Path, draws: random.Random) -> str:
-    """A list of lists of names, in YAML."""
+    """Return a list of lists of names, in YAML."""
     lines = file.read_text().splitlines()
     place = draws.randrange(len(lines))
     value = draws.choice(

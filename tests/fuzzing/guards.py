@@ -1,8 +1,8 @@
-"""Guard pages: a kernel gets its arrays as copies that end at a page which nobody may touch.
+"""Guard pages: a kernel gets copies of its arrays that end at a page without access rights.
 
-An access one element beyond an array, behind it or in front of it, then ends the process, where in ordinary memory it
-would read or write its content by chance. Kernels are caught where Python calls compiled code, so nothing in the
-library knows of this; what a kernel wrote is copied back, byte by byte where it changed.
+An access one element before or behind an array then ends the process; in ordinary memory it would read or write other
+data by chance. Calls are intercepted where Python calls compiled code, so the library does not depend on this module.
+Bytes that a kernel changed are copied back.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from stratarec.kernels.runtime.team import Team
 
 _KERNELS, _ELSEWHERE = "stratarec.kernels.", "stratarec.kernels.runtime."
-"""Threads of the runtime keep what they are given."""
+"""Modules whose arrays are not copied, because runtime threads keep them."""
 _MOST_BYTES = 64 << 20
 _PAGE = mmap.PAGESIZE
-# Bytes beside an array that a page boundary leaves free: a kernel must leave them as they are.
+# Bytes next to an array that a page boundary leaves free. A kernel must not change them.
 _BESIDE, _MARK = 64, 0xA5
 
 
@@ -34,7 +34,7 @@ class _Span(NamedTuple):
     first: int
     last: int
     kept: bool
-    """Whether what is written there is the caller's."""
+    """Whether to copy changes back to the caller's array."""
 
 
 class _Copy(NamedTuple):
@@ -49,11 +49,11 @@ class _Copy(NamedTuple):
 
 
 class Guards:
-    """Catches every call of a kernel from Python, once `install` was called."""
+    """Intercept every call of a kernel from Python after `install` was called."""
 
     def __init__(self) -> None:
         self.at_end = True
-        """Whether arrays end, or begin, at a guard page."""
+        """Whether arrays end (or else begin) at a guard page."""
         self.calls = 0
         self._free: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class Guards:
         self._protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
     def install(self) -> None:
-        """Catch calls from here on, in this process."""
+        """Intercept calls in this process from now on."""
         # The C type's call is looked up on its Python subclass.
         CPUDispatcher.__call__ = lambda kernel, *arguments: self._caught(kernel, arguments)
 
@@ -78,7 +78,7 @@ class Guards:
             result = self._call(kernel, *_replaced(arguments, made))
         finally:
             for copy in copies:
-                self._give_back(copy)
+                self._copy_back(copy)
         self._check(kernel, copies)
         assert not any(_inside(array, copies) for array in _arrays((result,))), f"{kernel} returned what it was given"
         return result
@@ -91,18 +91,18 @@ class Guards:
         begin = _PAGE
         if self.at_end:
             begin = len(region) - _PAGE - size
-            # Kernels are compiled for arrays whose elements lie at multiples of their size.
+            # Kernels are compiled for arrays with aligned elements.
             sizes = [array.itemsize for array in arrays if _within(array, span) and array.flags.aligned]
             begin -= begin % max(sizes, default=1)
         before = _memory(span).copy() if size else region[:0]
         copy = _Copy(span, region, begin, before)
         copy.mine[:] = before
-        for beside in _beside(copy):
-            beside[:] = _MARK
+        for margin in _margins(copy):
+            margin[:] = _MARK
         return copy
 
     def _region(self, size: int) -> NDArray[np.uint8]:
-        """Memory for so many bytes between two guard pages."""
+        """Return memory for this many bytes between two guard pages."""
         pages = 1 << max(-(-size // _PAGE) - 1, 0).bit_length()
         with self._lock:
             if self._free[pages]:
@@ -114,19 +114,19 @@ class Guards:
                 raise OSError(ctypes.get_errno(), "no guard page")
         return region
 
-    def _give_back(self, copy: _Copy) -> None:
+    def _copy_back(self, copy: _Copy) -> None:
         if copy.span.kept and len(copy.before):
             changed = np.flatnonzero(copy.mine != copy.before)
             if len(changed):
                 target = _memory(copy.span)
-                # Only what the kernel wrote: another thread may have written beside it meanwhile.
+                # Copy only what the kernel wrote, because another thread may have written next to it.
                 target[changed] = copy.mine[changed]
 
     def _check(self, kernel: Any, copies: list[_Copy]) -> None:
         for copy in copies:
             if len(copy.region):
-                wrong = any((beside != _MARK).any() for beside in _beside(copy))
-                assert not wrong, f"{kernel.py_func.__module__}.{kernel.__name__} wrote beside an array"
+                wrong = any((margin != _MARK).any() for margin in _margins(copy))
+                assert not wrong, f"{kernel.py_func.__module__}.{kernel.__name__} wrote next to an array"
                 with self._lock:
                     self._free[len(copy.region) // _PAGE - 2].append(copy.region)
 
@@ -135,15 +135,15 @@ def _memory(span: _Span) -> NDArray[np.uint8]:
     return np.frombuffer((ctypes.c_uint8 * (span.last - span.first)).from_address(span.first), np.uint8)
 
 
-def _beside(copy: _Copy) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """The bytes in front of an array and behind it, up to the guards."""
+def _margins(copy: _Copy) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return the bytes before and behind an array, up to the guards."""
     end, last = copy.begin + len(copy.before), len(copy.region) - _PAGE
     front = copy.region[max(copy.begin - _BESIDE, _PAGE) : copy.begin] if len(copy.region) else copy.region
     return front, copy.region[end : min(end + _BESIDE, last)] if len(copy.region) else copy.region
 
 
 def _arrays(value: Any) -> Iterator[NDArray[Any]]:
-    """All arrays of a call; a team's are words that other threads wait at."""
+    """Return all arrays of a call, except the words that other threads of a team wait at."""
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, tuple) and not isinstance(value, Team):
@@ -160,7 +160,7 @@ def _bounds(array: NDArray[Any]) -> tuple[int, int]:
 
 
 def _spans(arrays: list[NDArray[Any]]) -> list[_Span]:
-    """The memory of all arrays, those that overlap as one."""
+    """Return the memory of all arrays. Arrays that overlap share one span."""
     results: list[_Span] = []
     for (first, last), kept in sorted((_bounds(array), array.flags.writeable) for array in arrays):
         if results and (first < results[-1].last or (first, last) == results[-1][:2]):
@@ -176,12 +176,12 @@ def _within(array: NDArray[Any], span: _Span) -> bool:
 
 
 def _moved(array: NDArray[Any], copies: list[_Copy]) -> NDArray[Any]:
-    """The array in the copy of its memory."""
+    """Return the array in the copy of its memory."""
     copy = next(copy for copy in copies if _within(array, copy.span))
     if not len(copy.region):
         return array
     offset = copy.begin + array.ctypes.data - copy.span.first
-    # By its own offset: of an empty array at a guard, NumPy would say that it lies outside.
+    # Use its own offset, because NumPy would reject an empty array at a guard.
     actual = np.ndarray(array.shape, array.dtype, copy.region, offset, array.strides)
     actual.flags.writeable = array.flags.writeable
     return actual

@@ -1,4 +1,4 @@
-"""Other values of fields of manifests, which are sealed again."""
+"""Change fields of manifests, which are sealed again."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ _VALUES: tuple[Any, ...] = (
 
 
 def files(path: Path) -> list[Path]:
-    """All files of an artefact but curves."""
+    """Return all files of an artifact except curves."""
     return sorted(file for file in path.rglob("*") if file.is_file() and "tensorboard" not in file.parts)
 
 
 def change_field(path: Path, draws: random.Random, file: Path | None = None) -> str:
-    """Another value of a field of a manifest, or of one drawn, which is sealed again; returns what, in words."""
+    """Change a field of the given manifest, or of a random one, and seal it again.
+
+    Return a description of the change.
+    """
     file = file or draws.choice([file for file in files(path) if file.suffix == ".json"])
     return _changed(path, file, draws, lambda value: True, _put)
 
 
 def change_number(path: Path, draws: random.Random, file: Path) -> str:
-    """As `change_field`, a number that is another one."""
+    """Change a number, like `change_field`."""
     return _changed(path, file, draws, lambda value: type(value) in (int, float), _put_number)
 
 
@@ -41,7 +44,7 @@ def _changed(
     path: Path, file: Path, draws: random.Random, accepts: Callable[[Any], bool], put: Callable[..., str]
 ) -> str:
     content = json.loads(file.read_text())
-    # A field of a list of a thousand is as likely as one of its own.
+    # A field in a list of a thousand entries is drawn as often as a single field.
     kinds: dict[Place, list[Place]] = {}
     for place in (place for place in _places(content) if accepts(_at(content, place))):
         kinds.setdefault(tuple("*" if isinstance(part, int) else part for part in place), []).append(place)
@@ -79,7 +82,7 @@ def _put_number(content: Any, place: Place, draws: random.Random) -> str:
 
 
 def _put(content: Any, place: Place, draws: random.Random) -> str:
-    """Give a field another value; returns it in words."""
+    """Set a field to another value and return a description."""
     parent = {"": content}
     inside: Any = parent
     for part in ("", *place)[:-1]:
@@ -101,7 +104,7 @@ def _put(content: Any, place: Place, draws: random.Random) -> str:
 
 
 def _neighbours(value: Any, draws: random.Random) -> list[Any]:
-    """Values of the same type that are not what was written."""
+    """Return other values of the same type."""
     if isinstance(value, bool):
         return [not value] * 4
     if isinstance(value, int):

@@ -1,6 +1,7 @@
-"""Seals and hashes of all files in a folder, as if its writer had written it so.
+"""Update the seals and hashes of all files in a folder, as a writer would.
 
-An attacker who changes a file changes what vouches for it: hashes, sizes and digests up to the manifest, then the seal.
+An attacker who changes a file also changes what protects it: hashes, sizes and digests up to the manifest, then the
+seal.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from stratarec.io.sealed import content_hash
 
 
 def seal(file: Path, content: Any) -> None:
-    """Write a manifest whose own hash is right."""
+    """Write a manifest with a correct hash of itself."""
 
     def write() -> None:
         sealed = content
         if isinstance(content, dict) and isinstance(content.get("hash"), str):
             bare = {key: value for key, value in content.items() if key != "hash"}
-            # What is no JSON is sealed as Python writes it.
+            # Values that JSON does not allow are sealed as Python writes them.
             sealed = {**bare, "hash": content_hash(bare)}
         file.write_text(json.dumps(sealed, indent=1))
 
-    # What is nested more deeply than a reader goes must be written all the same.
+    # Content that is nested more deeply than a reader allows must be written too.
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)
     try:
@@ -59,7 +60,7 @@ def reseal(path: Path, *, adapt: bool = False) -> None:
         if not isinstance(content, dict) or not isinstance(content.get("hash"), str):
             continue
         for entry, own in _entries(file.parent, content):
-            # What is no longer of its type is left as it is.
+            # Values of a wrong type stay as they are.
             with suppress(AttributeError, KeyError, OSError, TypeError, ValueError, pa.ArrowException):
                 if adapt:
                     _adapt(entry, own)
@@ -74,7 +75,7 @@ def reseal(path: Path, *, adapt: bool = False) -> None:
 
 
 def _entries(folder: Path, content: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Path]]:
-    """The parts of a manifest in `folder` that vouch for a file, and that file."""
+    """Return the parts of a manifest in `folder` that protect a file, and that file."""
     stack: list[tuple[Path, str, Any]] = [(folder, "", content)]
     while stack:
         place, key, part = stack.pop()
@@ -82,7 +83,7 @@ def _entries(folder: Path, content: dict[str, Any]) -> Iterator[tuple[dict[str, 
             stack += [(place, key, each) for each in part]
         if not isinstance(part, dict):
             continue
-        # A group's files lie in a folder of its name, those of its home and of its slots apart.
+        # The files of a group are in a folder of its name, with separate folders for its home and its slots.
         inside = place / "tables" / str(part["name"]) if "home" in part else place
         named = part.get("path", part.get("name", key))
         if "sequence" in part:
@@ -96,7 +97,7 @@ def _entries(folder: Path, content: dict[str, Any]) -> Iterator[tuple[dict[str, 
 
 
 def _adapt(entry: dict[str, Any], own: Path) -> None:
-    """Let the numbers next to a hash be those of the file."""
+    """Set the numbers next to a hash to those of the file."""
     if "row_groups" in entry:
         result = pq.ParquetFile(own).metadata
         entry["row_groups"] = [result.row_group(place).num_rows for place in range(result.num_row_groups)]

@@ -1,4 +1,4 @@
-"""Runs cases of the fuzzer one after another, telling of each when it begins and what came of it: a line of JSON."""
+"""Run cases of the fuzzer one after another. Print a line of JSON when each begins and when it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from fuzzing.artefacts import ROWS, Use
 from fuzzing.commands import uses_of
-from fuzzing.contents import rewrite, written_again
+from fuzzing.contents import rewrite, rewrite_unchanged
 from fuzzing.guards import Guards
 
 from stratarec.errors import StrataError
@@ -26,14 +26,14 @@ _SECONDS = 30
 _GROWTH = 1 << 30
 _LONGEST = 2000
 _USES = 2
-"""So many things, on average, are done with contents."""
+"""Average number of uses of a changed artifact."""
 _OUT = sys.stdout
 
 
 def contents(root: Path, work: Path, seed: int, first: int, last: int) -> None:
-    """Artefacts whose contents somebody wrote and sealed: each use of one gives what is legal, or one clear error.
+    """Use artifacts that an attacker changed and sealed. Each use gives a valid result or one clear error.
 
-    Kernels get their arrays between guard pages. The first case of each artefact changes nothing, and must be accepted.
+    Kernels get their arrays between guard pages. The first case of each artifact changes nothing and must be accepted.
     """
     guards, uses = Guards(), uses_of(root)
     guards.install()
@@ -45,18 +45,18 @@ def contents(root: Path, work: Path, seed: int, first: int, last: int) -> None:
         guards.at_end = draws.random() < 0.5
         began = time.monotonic()
         faulthandler.dump_traceback_later(5 * _SECONDS, exit=True)
-        place, whole = work / f"case-{case}", case < len(uses)
+        place, unchanged = work / f"case-{case}", case < len(uses)
         shutil.copytree(root / name, place / name, symlinks=True)
-        if whole:
-            written_again(place / name)
-        what = f"{name}: {'as it is' if whole else rewrite(place / name, draws)}"
+        if unchanged:
+            rewrite_unchanged(place / name)
+        what = f"{name}: {'as it is' if unchanged else rewrite(place / name, draws)}"
         _say(case=case, what=what)
         outcomes, faults = {}, []
-        chosen = [use for use in uses[name] if whole or draws.random() < _USES / len(uses[name])]
+        chosen = [use for use in uses[name] if unchanged or draws.random() < _USES / len(uses[name])]
         for use in chosen or [draws.choice(uses[name])]:
             outcome, fault = _used(use, root, place / name)
             outcomes[use.__qualname__.split(".")[0]] = outcome
-            if fault or (whole and outcome != "accepted"):
+            if fault or (unchanged and outcome != "accepted"):
                 faults.append(f"{use.__qualname__}: {fault or outcome}")
         faulthandler.cancel_dump_traceback_later()
         shutil.rmtree(place)
@@ -66,7 +66,7 @@ def contents(root: Path, work: Path, seed: int, first: int, last: int) -> None:
 
 
 def _used(use: Use, root: Path, path: Path) -> tuple[str, str]:
-    """What came of it, and what was wrong with that."""
+    """Return the outcome of a use, and its fault, if any."""
     out = path.parent / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
@@ -89,7 +89,10 @@ def _say(**line: Any) -> None:
 
 
 def _tree(root: Path) -> dict[str, Any]:
-    """Size, time and mode of everything in `root`; of the memory where logs are at work, its content."""
+    """Return size, time and mode of every file in `root`.
+
+    Log homes change all the time, so only their file names count.
+    """
     rows = root / ROWS
     results: dict[str, Any] = {str(rows): sorted(os.listdir(rows))}
     for path in root.rglob("*"):
@@ -108,5 +111,5 @@ if __name__ == "__main__":
     folder, place, *numbers = sys.argv[1:]
     os.chdir(folder)
     faulthandler.enable()
-    warnings.simplefilter("ignore")  # of truncations to bytes and the like; what is wrong is an error
+    warnings.simplefilter("ignore")  # NumPy warns of truncations; real faults are errors
     contents(Path(folder), Path(place), *map(int, numbers))

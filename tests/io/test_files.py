@@ -1,4 +1,4 @@
-"""Files are written whole, under names that are safe, or not at all."""
+"""Test that files are written completely under safe names, or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TENSORS = {
 }
 
 
-def test_files_are_what_the_library_writes_and_reads(tmp_path: Path) -> None:
+def test_files_match_those_of_the_library(tmp_path: Path) -> None:
     write_tensors(tmp_path / "ours", TENSORS)
     save_file(TENSORS, tmp_path / "theirs")
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
@@ -37,7 +37,7 @@ def test_files_are_what_the_library_writes_and_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"a": [1.0, float("-inf")]}])
-def test_json_without_a_number_is_refused_and_nothing_is_written(tmp_path: Path, value: object) -> None:
+def test_json_with_nan_is_refused_and_nothing_is_written(tmp_path: Path, value: object) -> None:
     with refuses(ValueError, "JSON"):
         write_json(tmp_path / "a.json", value)
     assert not list(tmp_path.iterdir())
@@ -63,7 +63,7 @@ def test_an_impossible_path_is_refused_before_the_work(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("path", [".", "./", "..", "a/..", "/", "//", "a\0b"])
-def test_a_directory_that_is_not_our_own_is_refused(path: str) -> None:
+def test_a_directory_of_other_origin_is_refused(path: str) -> None:
     with refuses(ConfigError, "data.path directory"):
         check_directory(path, "data.path")
 
@@ -72,7 +72,7 @@ NAMES = st.text(max_size=300)
 
 
 @given(st.lists(NAMES, unique=True, max_size=20))
-def test_any_names_become_distinct_parts_of_paths(names: list[str]) -> None:
+def test_any_names_become_distinct_path_components(names: list[str]) -> None:
     for found in ([file_name(name) for name in names], [file_name(name, i) for i, name in enumerate(names)]):
         assert len(set(found)) == len(names)
         for part in found:
@@ -95,7 +95,7 @@ def test_any_names_become_distinct_parts_of_paths(names: list[str]) -> None:
         ("", "[0-9a-f]{8}", "0003"),
     ],
 )
-def test_names_that_are_paths_are_what_they_were(name: str, alone: str, numbered: str) -> None:
+def test_valid_file_names_stay_the_same(name: str, alone: str, numbered: str) -> None:
     assert re.fullmatch(alone, file_name(name))
     assert re.fullmatch(numbered, file_name(name, 3))
 
@@ -113,7 +113,7 @@ def test_names_that_are_paths_are_what_they_were(name: str, alone: str, numbered
         ("\U000e0041", r"\U000e0041"),
     ],
 )
-def test_what_acts_on_a_terminal_is_shown(text: str, shown: str) -> None:
+def test_terminal_control_sequences_are_escaped(text: str, shown: str) -> None:
     assert visible(text) == shown
 
 

@@ -1,4 +1,4 @@
-"""Files are read once for their hash: after that their size, times and inode say whether they changed."""
+"""Test that a file is read once for its hash. After that its size, times and inode show whether it changed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SIZE = 3 << 20
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A cache of our own."""
+    """Use an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Two files, old enough to be remembered."""
+    """Write two files that are old enough to be cached."""
     monkeypatch.setattr(hashes, "_SETTLE_NS", 20_000_000)
     (tmp_path / "data").mkdir()
     results = [tmp_path / "data" / name for name in ("one", "two")]
@@ -42,7 +42,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def bytes_read(work: Callable[[], object]) -> int:
-    """Count the bytes that this process reads by system calls during the work."""
+    """Count the bytes that this process reads by system calls within the context."""
 
     def total() -> int:
         return int(next(line for line in counters.read_text().splitlines() if line.startswith("rchar")).split()[1])
@@ -55,7 +55,7 @@ def bytes_read(work: Callable[[], object]) -> int:
     return total() - before
 
 
-def test_a_file_that_did_not_change_is_read_once(files: list[Path]) -> None:
+def test_an_unchanged_file_is_read_once(files: list[Path]) -> None:
     expected = [file_hash(path) for path in files]
     assert bytes_read(lambda: file_hashes(files)) >= 2 * SIZE
     assert bytes_read(lambda: file_hashes(files)) < SIZE
@@ -80,7 +80,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("how", CHANGES)
-def test_a_file_that_changed_is_read_again(files: list[Path], how: str) -> None:
+def test_a_changed_file_is_read_again(files: list[Path], how: str) -> None:
     before = file_hashes(files)
     CHANGES[how](files[0])
     after = file_hashes(files)
@@ -98,7 +98,7 @@ def test_a_damaged_cache_is_written_again(files: list[Path], text: str) -> None:
     assert kept.read_text() == whole
 
 
-def test_a_data_set_is_hashed_once_and_damage_is_seen_all_the_same(
+def test_a_data_set_is_hashed_once_and_damage_is_detected_nevertheless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hashes, "_SETTLE_NS", 20_000_000)

@@ -1,4 +1,4 @@
-"""One writer a directory: who is in the way is named, the dead are not, and readers keep what they read."""
+"""Test that a directory has one writer: errors name it, dead processes do not block, and readers keep their files."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ with directory_lock(Path(sys.argv[1]), shared=sys.argv[2] == "read"):
 
 
 @contextmanager
-def another(path: Path, how: str = "write") -> Iterator[subprocess.Popen[str]]:
-    """Another process that has locked `path`."""
+def locking_process(path: Path, how: str = "write") -> Iterator[subprocess.Popen[str]]:
+    """Start another process that locks `path`."""
     command = [sys.executable, "-c", HOLD, str(path), how]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -53,9 +53,9 @@ def thing(tmp_path: Path) -> Path:
     return tmp_path / "thing"
 
 
-def test_the_process_that_has_the_lock_is_named(thing: Path) -> None:
+def test_the_process_with_the_lock_is_named(thing: Path) -> None:
     for how in ("write", "read"):
-        with another(thing, how) as process:
+        with locking_process(thing, how) as process:
             with refuses(StorageError, f"{thing} {process.pid}"), directory_lock(thing):
                 pass
             assert list_entries(thing) == ["stratarec.json"]
@@ -63,8 +63,8 @@ def test_the_process_that_has_the_lock_is_named(thing: Path) -> None:
         pass
 
 
-def test_a_killed_writer_holds_nothing(thing: Path) -> None:
-    with another(thing) as process:
+def test_a_killed_writer_has_no_lock(thing: Path) -> None:
+    with locking_process(thing) as process:
         process.kill()
         process.wait()
     with directory_lock(thing):
@@ -73,7 +73,7 @@ def test_a_killed_writer_holds_nothing(thing: Path) -> None:
 
 def test_readers_share(thing: Path) -> None:
     with (
-        another(thing, "read"),
+        locking_process(thing, "read"),
         directory_lock(thing, shared=True),
         directory_lock(thing, shared=True),
         pytest.raises(StorageError, match="is in use"),
@@ -94,7 +94,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_checkpoint_that_is_read_is_not_pruned(home: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_being_read_is_not_pruned(home: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     shutil.copytree(home / "run" / "checkpoints", folder)
     first, last = checkpoint.list_checkpoints(folder)
@@ -110,7 +110,7 @@ def test_a_checkpoint_that_is_read_is_not_pruned(home: Path, tmp_path: Path) -> 
         pass
 
 
-def test_data_that_are_read_are_not_replaced(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_being_read_are_not_replaced(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = Dataset.open(home / "data").fingerprint
     with open_run(home / "run"):
         assert main(["prepare", "-q", str(home / "r.yaml"), "--overwrite"]) == 2

@@ -1,4 +1,4 @@
-"""What StrataRec replaces is its own; everything else is refused with one line and left as it was."""
+"""Test that StrataRec replaces only its own files. Everything else is refused with one line and left unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stratarec.training.trainer import Trainer
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Every file below `root`, links not followed; the user's cache may be filled by any library."""
+    """Return every file below `root` without following links. Skip the user's cache, which any library may fill."""
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in sorted(root.rglob("*"))
@@ -35,7 +35,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe, a data set, a run, and things of the user's own."""
+    """Create a recipe, a data set, a run, and files of the user."""
     root = tmp_path_factory.mktemp("template")
     content = tiny(Path(), max_steps=3, checkpoint={"every_steps": 2})
     content["data"]["path"], content["train"]["run"] = "data", "runs/a"
@@ -54,7 +54,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory: a copy of the template, whose `user` is the user's home."""
+    """Copy the template and make it the working directory. Its folder `user` is the user's home."""
     shutil.copytree(template, tmp_path / "work", symlinks=True)
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("HOME", str(tmp_path / "work" / "user"))
@@ -87,7 +87,7 @@ COMMANDS = {"data set": ("prepare", "data.path"), "run": ("train", "train.run")}
 
 @pytest.mark.parametrize("kind", COMMANDS)
 @pytest.mark.parametrize("overwrite", [True, False])
-def test_other_places_are_refused_and_left_as_they_are(
+def test_other_directories_are_refused_and_left_unchanged(
     home: Path, kind: str, overwrite: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, field = COMMANDS[kind]
@@ -102,7 +102,7 @@ def test_other_places_are_refused_and_left_as_they_are(
 
 
 @pytest.mark.parametrize(("command", "place"), [("prepare", "data"), ("train", "runs/a")])
-def test_what_a_user_put_into_ours_stops_the_replacement(
+def test_user_files_in_an_owned_directory_prevent_its_replacement(
     home: Path, command: str, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home / place / "notes.txt").write_text("mine")
@@ -112,7 +112,9 @@ def test_what_a_user_put_into_ours_stops_the_replacement(
     assert contents(home) == before
     (home / place / "notes.txt").unlink()
     for name in ("stratarec.json", "result.json" if command == "train" else "dataset.json"):
-        temporary_name(home / place / name).write_text("half wri")  # what a process leaves that was killed as it wrote
+        temporary_name(home / place / name).write_text(
+            "half wri"
+        )  # a leftover of a process that was killed while writing
     assert main([command, "-q", "--overwrite", "r.yaml"]) == 0
 
 
@@ -121,7 +123,7 @@ def trainer(home: Path, *overrides: str) -> Trainer:
     return Trainer(recipe, Dataset.open(recipe.data.path))
 
 
-def test_a_run_that_never_gets_to_a_checkpoint_restores_the_one_it_was_to_replace(home: Path) -> None:
+def test_a_run_without_a_checkpoint_restores_the_run_that_it_replaced(home: Path) -> None:
     before = contents(home)
     with refuses(TrainingError, "loss"):
         trainer(home, "train.dense.learning_rate=1.0e+30").train(overwrite=True)
@@ -142,7 +144,7 @@ Loop.step = die
 
 def test_a_killed_replacement_is_undone_by_the_next_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(home)
-    for _ in range(2):  # the second kills a replacement of what the first left
+    for _ in range(2):  # the second process is killed while it replaces what the first left
         assert forked.run(["train", "-q", "--overwrite", "r.yaml"], before=KILLED).returncode == -9
         assert replaced_path(home / "runs/a").is_dir()
     capsys.readouterr()
@@ -156,7 +158,7 @@ def test_a_replaced_data_set_is_recovered_after_a_kill_between_the_renames(home:
     move_aside(home / "data", DATASET)
     assert main(["prepare", "-q", "r.yaml"]) == 0
     assert contents(home) == before
-    # And one that was replaced already is removed.
+    # A data set that was replaced completely is removed.
     os.rename(home / "data", replaced_path(home / "data"))
     (home / "data").mkdir()
     for name, content in before.items():
@@ -167,14 +169,16 @@ def test_a_replaced_data_set_is_recovered_after_a_kill_between_the_renames(home:
     assert contents(home) == before
 
 
-def test_the_earlier_data_set_stays_until_the_new_one_is_whole(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_earlier_data_set_stays_until_the_new_one_is_complete(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = contents(home)
     assert main(["prepare", "-q", "--overwrite", "r.yaml", "data.split.valid=0.000000001"]) == 2
     assert "valid split" in capsys.readouterr().err
     assert {name: content for name, content in contents(home).items() if ".preparing" not in name} == before
 
 
-def test_what_appears_while_data_are_prepared_is_not_replaced(home: Path) -> None:
+def test_files_that_appear_during_preparation_are_not_replaced(home: Path) -> None:
     recipe = Recipe.load("r.yaml", ["data.path=later"])
 
     class Intruder:
@@ -196,7 +200,7 @@ def test_what_appears_while_data_are_prepared_is_not_replaced(home: Path) -> Non
 
 
 @pytest.mark.parametrize("command", ["train", "prepare"])
-def test_two_at_a_time_in_one_directory_are_refused(
+def test_two_processes_in_one_directory_are_refused(
     home: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     busy, arguments = home / "runs/a", ["--resume", "train.max_steps=9"]

@@ -1,4 +1,4 @@
-"""Batches of tests are small: groups are pooled once for each distinct value all the same."""
+"""Pool groups by distinct value even though the batches of tests are small."""
 
 from __future__ import annotations
 

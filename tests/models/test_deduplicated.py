@@ -1,4 +1,6 @@
-"""Deduplicated batches train as expanded ones do: pooled vectors bitwise, gradients and updates up to rounding."""
+"""Test that deduplicated batches train like expanded ones: pooled vectors bitwise, gradients and updates up to
+rounding.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +38,17 @@ def keyed(keys: tuple[str, ...], bags: list[list[int]]) -> KeyedJagged:
     return KeyedJagged(keys=keys, values=values, offsets=lengths.cumsum(0), batch_size=len(bags) // len(keys))
 
 
-def numbered(batch: Batch) -> Batch:
-    """The batch as the loader gives it: distinct values numbered by first appearance, none unused."""
+def number_distinct(batch: Batch) -> Batch:
+    """Return the batch as the loader does: distinct values numbered by first appearance, none unused."""
     return batch.replace(groups=tuple(group.compact() for group in batch.groups))
 
 
 def batch(size: int = 40, seed: int = 0, spare: int = 0, scattered: bool = False) -> Batch:
-    """Samples of few sessions: item of each own, os and tags in one group, histories as overlapping windows.
+    """Return samples of a few sessions: each sample has its own item, os and tags are in one group, and histories are
+    overlapping windows.
 
-    `spare` adds distinct values that no sample points at, so that there may be more of them than samples; `scattered`
-    samples do not lie together by session.
+    `spare` adds distinct values that no sample uses, so that there may be more of them than samples. With `scattered`,
+    samples of a session are not adjacent.
     """
     draws = torch.Generator().manual_seed(seed)
     distinct, windows = 5 + spare, 7 + spare
@@ -88,12 +91,12 @@ def name(config: ModelConfig) -> str:
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("spare", [0, 50, None])
 @pytest.mark.parametrize("config", models(), ids=name)
-def test_pooled_vectors_have_the_bits_of_the_expanded_path(
+def test_pooled_vectors_match_the_expanded_path_bit_for_bit(
     config: ModelConfig, spare: int | None, scattered: bool
 ) -> None:
     model = build_model(config, schema(), ROWS, seed=3)
     grouped = batch(spare=spare or 0, scattered=scattered)
-    grouped = numbered(grouped) if spare is None else grouped
+    grouped = number_distinct(grouped) if spare is None else grouped
     request = Request.of(grouped, model.network.sequence_keys)
     with torch.no_grad():
         _, actual, _, runs = model.vectors(grouped, request)
@@ -106,9 +109,9 @@ def test_pooled_vectors_have_the_bits_of_the_expanded_path(
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_where_few_ids_are_spared_groups_are_looked_up_by_sample(pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_with_few_repetitions_are_looked_up_by_sample(pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_model(DLRMConfig(embedding_dim=4, history=HistoryConfig(pooling=pooling)), schema(), ROWS, seed=3)  # type: ignore[arg-type]
-    grouped, keys = numbered(batch()), model.network.sequence_keys
+    grouped, keys = number_distinct(batch()), model.network.sequence_keys
     pooled = [group for group in grouped.groups if not set(group.keys) <= set(keys)]
     ids = [group.materialize().unique.values.numel() * (group.factor - 1) for group in pooled]
     for least, by_sample in ((sum(ids), False), (sum(ids) + 1, True)):
@@ -123,12 +126,12 @@ def test_where_few_ids_are_spared_groups_are_looked_up_by_sample(pooling: str, m
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("config", models(), ids=name)
-def test_training_on_distinct_values_is_training_on_expanded_batches(config: ModelConfig, precision: str) -> None:
+def test_training_on_distinct_values_matches_training_on_expanded_batches(config: ModelConfig, precision: str) -> None:
     rule = RowOptimizerConfig(kind="sgd", learning_rate=0.5)
     pair = [build_model(config, schema(), ROWS, optimizer=rule, seed=3) for _ in range(2)]
     tolerance = 1e-5 if precision == "float32" else 2e-2
     for step in range(5):
-        grouped = numbered(batch(seed=step)) if step % 2 else batch(seed=step, scattered=step == 2)
+        grouped = number_distinct(batch(seed=step)) if step % 2 else batch(seed=step, scattered=step == 2)
         losses, gradients = [], []
         for model, given in zip(pair, (grouped, grouped.expanded(KEYS)), strict=True):
             model.zero_grad()
@@ -149,8 +152,8 @@ def test_training_on_distinct_values_is_training_on_expanded_batches(config: Mod
 
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_rows_that_two_groups_share_get_one_update(pooling: str, scattered: bool) -> None:
-    """Row-wise Adagrad sees the sum of a row's gradients once; two updates of the parts would differ."""
+def test_rows_shared_by_two_groups_get_one_update(pooling: str, scattered: bool) -> None:
+    """Row-wise Adagrad uses the sum of a row's gradients once. Two updates with the parts would give another result."""
     config = DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=HistoryConfig(pooling=pooling))  # type: ignore[arg-type]
     pair = [build_model(config, schema(), ROWS, optimizer=RowOptimizerConfig(learning_rate=0.1), seed=1) for _ in "ab"]
     grouped = batch(seed=9, scattered=scattered)
@@ -181,8 +184,8 @@ def test_one_sample_and_empty_histories(pooling: str) -> None:
 @pytest.mark.parametrize(
     "config", [models()[1], DCNv2Config(embedding_dim=8, history=HistoryConfig(pooling="target_attention"))]
 )
-def test_a_candidate_that_samples_share(config: ModelConfig) -> None:
-    """The item itself may be constant in a session; the network then needs it for every sample."""
+def test_an_item_that_samples_share(config: ModelConfig) -> None:
+    """The item itself may be constant in a session. The network then needs it for every sample."""
     pair = [build_model(config, schema(), ROWS, optimizer=RowOptimizerConfig(kind="sgd"), seed=2) for _ in "ab"]
     plain = batch(seed=4)
     item = keyed(("item",), [[7], [3], [3], []])

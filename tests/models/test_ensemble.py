@@ -1,4 +1,4 @@
-"""An ensemble is the weighted mean of its members' formulas, and each member has its own loss."""
+"""Test that an ensemble is the weighted mean of its members' formulas and that each member has its own loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = ("item", "tags", "place")
 
 
 def score(dense: int) -> Any:
-    """Of float64, in evaluation, with random weights and quantiles of which two are equal."""
+    """Return a network in float64 and evaluation mode with random weights and quantiles, two of which are equal."""
     torch.manual_seed(1)
     network = build_network(CONFIG, schema(dense, history=False), NAMES).score.double().eval()
     for weight in network.parameters():
@@ -41,7 +41,7 @@ def score(dense: int) -> Any:
 
 
 def bins(x: float, edges: list[float]) -> list[float]:
-    """Formula 1 of Gorishniy et al. 2022 with ends that are flat."""
+    """Compute formula 1 of Gorishniy et al. 2022 with constant ends."""
     results = []
     for low, high in pairwise(edges):
         results.append(0.0 if low == high or x <= low else 1.0 if x >= high else (x - low) / (high - low))
@@ -49,7 +49,7 @@ def bins(x: float, edges: list[float]) -> list[float]:
 
 
 def member(network: Any, k: int, x: Tensor, rows: Tensor) -> Tensor:
-    """One member's logit of one sample, by its formula."""
+    """Compute the logit of one member for one sample by its formula."""
     parts, logit = [], network.out.bias[k : k + 1].clone()
     for i in range(len(x)):
         z = torch.tensor(bins(float(x[i]), network.numbers.encode.edges[i].tolist()), dtype=torch.float64)
@@ -68,7 +68,7 @@ def member(network: Any, k: int, x: Tensor, rows: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dense", [0, 2])
-def test_a_score_is_the_weighted_mean_of_its_members_and_training_sees_each(dense: int) -> None:
+def test_a_score_is_the_weighted_mean_of_its_members_and_training_returns_each(dense: int) -> None:
     ensemble = score(dense)
     numbers = torch.randn(5, dense, dtype=torch.float64) * 4
     vectors = torch.randn(5, len(NAMES), CONFIG.vector_width, dtype=torch.float64)
@@ -133,7 +133,7 @@ def test_trees_compare_numbers_ids_and_lengths_in_the_order_of_the_schema() -> N
     assert trees.columns(torch.ones(2, 1), none).tolist() == [[1], [1]]
 
 
-def test_every_tensor_that_trains_has_a_part_for_each_member() -> None:
+def test_every_trained_tensor_has_a_part_for_each_member() -> None:
     ensemble = score(2)
     for name, weight in ensemble.named_parameters():
         view = ensemble.by_member(name, weight.detach())
@@ -144,7 +144,7 @@ def test_every_tensor_that_trains_has_a_part_for_each_member() -> None:
     assert ensemble.by_member("out.weights", ensemble.out.weights) is None
 
 
-def test_vectors_that_samples_share_score_as_if_each_had_its_own() -> None:
+def test_shared_vectors_score_like_one_vector_per_sample() -> None:
     ensemble, runs = score(1).float(), Runs(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True))
     rows = torch.randn(6, 3, CONFIG.vector_width)
     own = rows.clone()
@@ -153,7 +153,7 @@ def test_vectors_that_samples_share_score_as_if_each_had_its_own() -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_loss_is_the_mean_of_those_of_members(weighted: bool) -> None:
+def test_the_loss_is_the_mean_of_the_members_losses(weighted: bool) -> None:
     logits, label = torch.randn(6, K), torch.tensor([0.0, 1, 1, 0, 0, 1])
     weight = torch.rand(6) if weighted else None
     batch = replace(batch_of([[1]] * 6), label=label, weight=weight)

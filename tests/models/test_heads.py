@@ -1,4 +1,4 @@
-"""Several labels on one network: shared bottom and mixtures of experts, against the formula."""
+"""Compare several labels on one network, with a shared bottom or mixtures of experts, with the formula."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def mlp(layers: Any, value: Tensor) -> Tensor:
     return value
 
 
-def test_a_mixture_of_experts_is_the_formula() -> None:
+def test_a_mixture_of_experts_matches_the_formula() -> None:
     torch.manual_seed(0)
     heads = MMoE(6, 3, HeadsConfig(kind="mmoe", tower_mlp=(3,), experts=2, expert_mlp=(5, 4)), MLP)
     inputs = torch.randn(7, 6)
@@ -50,7 +50,7 @@ def test_a_mixture_of_experts_is_the_formula() -> None:
 @pytest.mark.parametrize("kind", ["shared_bottom", "mmoe"])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_every_label_trains_its_part_and_the_shared_one(config: ModelConfig, kind: Any, precision: torch.dtype) -> None:
+def test_every_label_trains_its_own_and_the_shared_part(config: ModelConfig, kind: Any, precision: torch.dtype) -> None:
     model = build_model(with_heads(config, kind), several(), ROWS, click_rates=[0.3, 0.01, 0.5])
     for tower, rate in zip(model.network.score.out.towers, (0.3, 0.01, 0.5), strict=True):  # type: ignore[union-attr]
         assert tower[-1].bias.item() == pytest.approx(math.log(rate / (1 - rate)))  # type: ignore[index, operator]
@@ -65,7 +65,7 @@ def test_every_label_trains_its_part_and_the_shared_one(config: ModelConfig, kin
     idle = {name for name in trained if name.startswith(("score.out.towers.2.", "score.out.gates.2."))}
     assert idle
     assert not any(trained[name] for name in idle), "a label that nothing is known of was trained"
-    # A ReLU of so few may be dead; every layer of the rest has some gradient.
+    # A ReLU layer this small may be dead; every other layer has some gradient.
     assert sum(trained[name] for name in trained if name not in idle) > 0.8 * len(set(trained) - idle)
 
 

@@ -1,4 +1,4 @@
-"""Models: a function of the seed, all of them trained by the loss, untouched by padding."""
+"""Test models: weights are a function of the seed, the loss trains all of them, and padding does not change them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_content_of_the_padding_changes_neither_score_nor_gradient(config: M
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 @pytest.mark.parametrize("pooling", POOLINGS[1:])
-def test_padded_histories_score_and_train_as_jagged_ones(config: ModelConfig, pooling: Any) -> None:
+def test_padded_histories_score_and_train_like_jagged_ones(config: ModelConfig, pooling: Any) -> None:
     model = build_model(with_history(config, pooling), schema(), ROWS)
     results = []
     for padded in (False, True):
@@ -134,7 +134,7 @@ def test_padded_histories_score_and_train_as_jagged_ones(config: ModelConfig, po
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_a_sample_alone_scores_as_in_a_batch(pooling: Any) -> None:
+def test_a_single_sample_scores_as_in_a_batch(pooling: Any) -> None:
     for config in CONFIGS:
         model = build_model(with_history(config, pooling), schema(), ROWS).eval()
         batch = batch_of(HISTORIES)
@@ -154,7 +154,7 @@ def test_a_sample_alone_scores_as_in_a_batch(pooling: Any) -> None:
                 torch.testing.assert_close(model(alone)[0], whole[place], rtol=1e-5, atol=1e-6)
 
 
-def test_the_order_of_a_history_matters_to_the_transformer_alone() -> None:
+def test_the_order_of_a_history_matters_only_to_the_transformer() -> None:
     for pooling in POOLINGS:
         model = build_model(with_history(CONFIGS[0], pooling), schema(), ROWS).eval()
         if pooling == "transformer":
@@ -165,7 +165,7 @@ def test_the_order_of_a_history_matters_to_the_transformer_alone() -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
-def test_weights_are_a_function_of_the_seed_alone(config: ModelConfig) -> None:
+def test_weights_depend_only_on_the_seed(config: ModelConfig) -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()
     first = build_model(with_history(config, "transformer"), schema(), ROWS, seed=5).state_dict()

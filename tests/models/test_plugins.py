@@ -1,4 +1,4 @@
-"""A model of another package: offered by an entry point, trained, exported and scored as any other."""
+"""Test a model of another package: an entry point offers it, and it is trained, exported and scored like any other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def install(target: Path, name: str, offers: dict[str, str], code: str) -> None:
-    """What an installer leaves of a package of one module."""
+    """Write the files that an installer leaves for a package with one module."""
     about = target / f"{name}-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -48,7 +48,7 @@ def install_example(target: Path) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that packages are imported from."""
+    """Return a folder that packages are imported from."""
     folder, modules = tmp_path / "site", set(sys.modules)
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
@@ -115,5 +115,5 @@ def test_packages_that_offer_no_model_are_refused(site: Path, tmp_path: Path, ki
     install(site, "shadow", {"dlrm": "shadow:NFMScore"}, "from stratarec_nfm import NFMScore\n")
     with refuses(ConfigError, f"r.yaml model.kind {kind} {message}"):
         Recipe.from_dict(content(tmp_path, kind=kind), "r.yaml")
-    # Whoever names another model is not troubled.
+    # Recipes with another model are not affected.
     Recipe.from_dict(content(tmp_path, kind="dcnv2"))

@@ -1,4 +1,4 @@
-"""Dropout and batch normalization: what they compute, what their masks depend on, and that they leave no path out."""
+"""Test dropout and batch normalization: their results, what their masks depend on, and that every path applies them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_dropout_keeps_the_mean_and_its_gradient_has_its_mask(kind: torch.dtype)
 
 
 @pytest.mark.parametrize("rate", [0.3, [0.3, 0.5]])
-def test_dropout_that_was_built_on_the_meta_device_works_on_the_host(rate: float | list[float]) -> None:
+def test_dropout_built_on_the_meta_device_works_on_the_host(rate: float | list[float]) -> None:
     with torch.device("meta"):
         layer = Dropout(rate)
     assert layer(torch.ones(2, 8)).shape == (2, 8)
@@ -33,7 +33,7 @@ def test_masks_are_a_function_of_their_key_and_layer() -> None:
     layers, inputs = [Dropout(0.5), Dropout(0.5)], torch.ones(64)
 
     def masks(*key: int) -> list[torch.Tensor]:
-        torch.rand(3)  # whatever others draw
+        torch.rand(3)  # other random draws must not matter
         seed_dropout(layers, *key)
         return [layer(inputs) for layer in layers]
 
@@ -45,7 +45,7 @@ def test_masks_are_a_function_of_their_key_and_layer() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_batch_norm_is_torchs(kind: torch.dtype) -> None:
+def test_batch_norm_matches_torch(kind: torch.dtype) -> None:
     mine, theirs = BatchNorm(5), nn.BatchNorm1d(5)
     with torch.no_grad():
         for weights in zip(mine.parameters(), theirs.parameters(), strict=True):
@@ -60,7 +60,7 @@ def test_batch_norm_is_torchs(kind: torch.dtype) -> None:
     assert torch.equal(mine.running_var, theirs.running_var)
 
 
-def test_a_batch_of_one_sample_is_normalized_by_running_statistics_and_leaves_them() -> None:
+def test_a_batch_of_one_sample_uses_and_keeps_the_running_statistics() -> None:
     layer = BatchNorm(3)
     layer(torch.randn(20, 3) * 2 + 1)
     kept, one = [each.clone() for each in statistics(layer)], torch.randn(1, 3)

@@ -1,4 +1,4 @@
-"""Sequences that the log gives: an event is the sum of its columns, compared with the sum of what they are of."""
+"""Test that an event of a sequence is the sum of its columns."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def keyed(keys: tuple[str, ...], bags: list[list[int]]) -> KeyedJagged:
     return KeyedJagged(keys=keys, values=values, offsets=lengths.cumsum(0), batch_size=len(bags) // len(keys))
 
 
-def columns(sequences: list[list[int]]) -> list[list[int]]:
-    """Of item, kind and dwell."""
+def draw_columns(sequences: list[list[int]]) -> list[list[int]]:
+    """Return the columns item, kind and dwell."""
     return [[i % most for i in bag] for most in (40, 6, 4) for bag in sequences]
 
 
@@ -51,18 +51,20 @@ def batch() -> Batch:
     size = len(SEQUENCES)
     singles = [[i % 40] for i in range(size)] + [[i % 6] for i in range(size)]
     label = (torch.arange(size) % 2).float()
-    return Batch(label=label, dense=torch.zeros(size, 0), sparse=keyed(KEYS, [*singles, *columns(SEQUENCES)]))
+    return Batch(label=label, dense=torch.zeros(size, 0), sparse=keyed(KEYS, [*singles, *draw_columns(SEQUENCES)]))
 
 
 def grouped(*, apart: bool) -> Batch:
-    """The same samples, sequences once for each of the distinct ones; `apart`: only what is no sequence is in groups,
-    with more distinct values than there are samples."""
+    """Return the same samples with each distinct sequence stored once.
+
+    With `apart`, only features that are not sequences are in groups, with more distinct values than samples.
+    """
     whole, size = batch(), len(SEQUENCES)
     if apart:
         singles = InverseJagged(unique=whole.sparse.select(KEYS[:2]), inverse=torch.arange(size))
         spare = InverseJagged(unique=singles.unique.take(torch.arange(3 * size) % size), inverse=torch.arange(size))
         return whole.replace(sparse=whole.sparse.select(KEYS[2:]), groups=(spare,))
-    group = InverseJagged(unique=keyed(KEYS[2:], columns(SEQUENCES[:5])), inverse=torch.arange(size) % 5)
+    group = InverseJagged(unique=keyed(KEYS[2:], draw_columns(SEQUENCES[:5])), inverse=torch.arange(size) % 5)
     return whole.replace(sparse=whole.sparse.select(KEYS[:2]), groups=(group,))
 
 
@@ -90,7 +92,7 @@ def test_an_event_is_the_sum_of_its_columns(pooling: str) -> None:
 
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("pooling", ["mean", "target_attention", "transformer"])
-def test_distinct_sequences_score_and_train_as_expanded_ones(pooling: str, apart: bool) -> None:
+def test_distinct_sequences_score_and_train_like_expanded_ones(pooling: str, apart: bool) -> None:
     pair = [model(pooling), model(pooling)]
     for ctr_model, given in zip(pair, (grouped(apart=apart), batch()), strict=True):
         for _ in range(3):
@@ -106,7 +108,7 @@ def test_distinct_sequences_score_and_train_as_expanded_ones(pooling: str, apart
 
 
 @pytest.mark.parametrize("pooling", ["target_attention", "transformer"])
-def test_padded_sequences_score_as_jagged_ones(pooling: str) -> None:
+def test_padded_sequences_score_like_jagged_ones(pooling: str) -> None:
     ctr_model, given = model(pooling).eval(), batch()
     with torch.no_grad():
         dense, pooled, histories, _ = ctr_model.vectors(given, ctr_model.request(given))

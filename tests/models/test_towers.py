@@ -1,4 +1,4 @@
-"""Towers: without modules nothing changes; what they may be; what they output; in programs and exports too."""
+"""Test towers: without modules nothing changes, invalid towers are refused, and outputs follow their formula."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def towers(config: ModelConfig, compression: float, pooling: Any = "mean", plan:
 
 @pytest.mark.parametrize("pooling", ["mean", "target_attention", "transformer"])
 @pytest.mark.parametrize("config", CONFIGS)
-def test_towers_without_modules_are_the_model_without_towers(config: ModelConfig, pooling: Any) -> None:
+def test_towers_without_modules_match_the_model_without_towers(config: ModelConfig, pooling: Any) -> None:
     plain = build_model(towers(config, 1.0, pooling, PLAN), schema(), ROWS)
     without = build_model(replace(config, history=HistoryConfig(pooling=pooling)), schema(), ROWS)
     assert isinstance(plain.network, TowerNetwork)
@@ -50,7 +50,7 @@ def test_towers_without_modules_are_the_model_without_towers(config: ModelConfig
 
 @pytest.mark.parametrize("compression", [1.5, 2.0, 3.5, 8.0])
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_tower_outputs_no_more_than_its_share_and_everything_is_trained(
+def test_a_tower_outputs_at_most_its_share_and_every_weight_is_trained(
     config: ModelConfig, compression: float
 ) -> None:  # fmt: skip
     model = build_model(towers(config, compression), schema(), ROWS)
@@ -58,7 +58,7 @@ def test_a_tower_outputs_no_more_than_its_share_and_everything_is_trained(
     assert isinstance(network, TowerNetwork)
     for tower, features in zip(network.all_towers, PLAN, strict=True):
         assert 1 <= tower.columns <= len(features) * 8 / compression
-    if config.kind == "dlrm":  # vectors reach the last layers by products alone, what is beside them as it is
+    if config.kind == "dlrm":  # vectors reach the last layers only as products, dense features also directly
         vectors = 1 + sum(max(tower.score.vectors, 1) for tower in network.all_towers)
         numbers = sum(tower.columns - 8 * tower.score.vectors for tower in network.all_towers)
         first = next(layer for layer in network.score.top.modules() if isinstance(layer, torch.nn.Linear))
@@ -95,7 +95,7 @@ def test_the_output_of_a_dot_tower_follows_its_formula(count: int, width: int, c
 
 @pytest.mark.parametrize("pooling", ["mean", "target_attention"])
 @pytest.mark.parametrize("config", CONFIGS)
-def test_padded_is_the_same_function(config: ModelConfig, pooling: Any) -> None:
+def test_the_padded_network_is_the_same_function(config: ModelConfig, pooling: Any) -> None:
     model = build_model(towers(config, 2.0, pooling), schema(), ROWS).eval()
     batch = batch_of(HISTORIES)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Tables of different width: a learned projection takes their vectors to the model's."""
+"""Test tables of different width, whose vectors a learned projection maps to the width of the model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 import torch
 import yaml
-from models.test_deduplicated import KEYS, ROWS, batch, numbered, schema
+from models.test_deduplicated import KEYS, ROWS, batch, number_distinct, schema
 
 from errors import refuses
 from recipes import tiny
@@ -32,12 +32,12 @@ def config(pooling: Any = "mean", dims: dict[str, int] = DIMS, cross: bool = Fal
     return DLRMConfig(bottom_mlp=(8,), top_mlp=(16,), **shared)
 
 
-def built(config: ModelConfig) -> CTRModel:
+def make_model(config: ModelConfig) -> CTRModel:
     return build_model(config, schema(), ROWS, optimizer=RowOptimizerConfig(kind="sgd", learning_rate=0.5), seed=3)
 
 
 def test_a_vector_is_its_projected_row() -> None:
-    model, given = built(config()), batch().expanded(KEYS)
+    model, given = make_model(config()), batch().expanded(KEYS)
     assert {table.name: table.embedding_dim for table in model.embeddings.tables} == {"item": 16, "os": 4, "tags": 8}
     assert [tuple(layer.weight.shape) for layer in model.network.projections] == [(8, 16), (8, 4)]
     item, os = (layer.weight for layer in model.network.projections)
@@ -52,10 +52,10 @@ def test_a_vector_is_its_projected_row() -> None:
 
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize("pooling", ["mean", "target_attention", "transformer"])
-def test_distinct_values_train_as_expanded_ones(pooling: str, cross: bool) -> None:
-    pair = [built(config(pooling, cross=cross)) for _ in range(2)]
+def test_distinct_values_train_like_expanded_ones(pooling: str, cross: bool) -> None:
+    pair = [make_model(config(pooling, cross=cross)) for _ in range(2)]
     for step in range(4):
-        grouped = numbered(batch(seed=step)) if step % 2 else batch(seed=step, scattered=step == 2)
+        grouped = number_distinct(batch(seed=step)) if step % 2 else batch(seed=step, scattered=step == 2)
         for model, given in zip(pair, (grouped, grouped.expanded(KEYS)), strict=True):
             model.zero_grad()
             torch.nn.functional.binary_cross_entropy_with_logits(model(given), given.label).backward()
@@ -64,10 +64,10 @@ def test_distinct_values_train_as_expanded_ones(pooling: str, cross: bool) -> No
     for table in ROWS:
         one, other = (model.embeddings.table(table)["weight"] for model in pair)
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-        assert not torch.equal(one, built(config(pooling)).embeddings.table(table)["weight"])
+        assert not torch.equal(one, make_model(config(pooling)).embeddings.table(table)["weight"])
 
 
-def test_a_run_with_tiers_predicts_what_its_export_scores(tmp_path: Path) -> None:
+def test_a_run_with_tiers_predicts_the_scores_of_its_export(tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
     log = pl.DataFrame({name: draws.integers(0, most, 1500) for name, most in (("click", 2), ("item", 300), ("os", 5))})
     log.write_parquet(tmp_path / "log.parquet")

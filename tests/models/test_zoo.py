@@ -1,4 +1,4 @@
-"""Every model is the formula of its paper, in any precision, deduplicated or not, and for several labels."""
+"""Compare every model with the formula of its paper, in any precision, deduplicated or not, and for several labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from models.test_deduplicated import KEYS, numbered
+from models.test_deduplicated import KEYS, number_distinct
 from models.test_deduplicated import ROWS as GROUPED_ROWS
 from models.test_deduplicated import batch as grouped_batch
 from models.test_deduplicated import schema as grouped_schema
@@ -23,7 +23,7 @@ from stratarec.models.request import Runs
 from stratarec.models.zoo.config import DeepFMConfig, DINConfig, FinalMLPConfig, FMConfig, LRConfig, WideDeepConfig
 
 D = 4
-NARROW = D - 1  # of models with a first-order weight behind each vector: kernels are compiled for rows of four
+NARROW = D - 1  # for models with a first-order weight behind each vector, because kernels are compiled for rows of four
 CONFIGS: dict[str, ModelConfig] = {
     "lr": LRConfig(),
     "fm": FMConfig(embedding_dim=NARROW),
@@ -97,7 +97,7 @@ NAIVE: dict[str, Callable[[Any, Any, Tensor], Tensor]] = {
 
 
 def score_of(name: str, dense: int) -> Any:
-    """A score in float64 whose every weight is random."""
+    """Return a score network in float64 with random weights."""
     torch.manual_seed(1)
     score = build_network(CONFIGS[name], schema(dense, history=False), NAMES).score.double()
     for weight in score.parameters():
@@ -107,7 +107,7 @@ def score_of(name: str, dense: int) -> Any:
 
 @pytest.mark.parametrize("dense", [0, 2])
 @each
-def test_a_score_is_the_formula_and_its_gradient_is_that_of_the_formula(name: str, dense: int) -> None:
+def test_a_score_and_its_gradient_match_the_formula(name: str, dense: int) -> None:
     config, score = CONFIGS[name], score_of(name, dense)
     numbers = torch.randn(3, dense, dtype=torch.float64, requires_grad=True)
     vectors = torch.randn(3, len(NAMES), config.vector_width, dtype=torch.float64, requires_grad=True)
@@ -128,8 +128,8 @@ def test_a_score_is_the_formula_and_its_gradient_is_that_of_the_formula(name: st
 
 
 @each
-def test_vectors_that_samples_share_score_as_if_each_had_its_own(name: str) -> None:
-    """Behind the rows of runs there may be anything, and no gradient reaches it."""
+def test_shared_vectors_score_like_one_vector_per_sample(name: str) -> None:
+    """The values behind the rows of runs are arbitrary and get no gradient."""
     score, width = score_of(name, 1).float(), CONFIGS[name].vector_width
     runs = Runs(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True))
     rows = torch.randn(6, 3, width)
@@ -139,7 +139,7 @@ def test_vectors_that_samples_share_score_as_if_each_had_its_own(name: str) -> N
     found = []
     for vectors, given in ((rows, runs), (own, None)):
         vectors.requires_grad_()
-        # Runs may write over what they are given.
+        # Runs may overwrite their inputs.
         logits = score(torch.ones(6, 1), vectors.clone(), given)
         logits.sigmoid().sum().backward()
         found.append((logits.detach(), vectors.grad))
@@ -177,12 +177,12 @@ def test_the_loss_trains_every_weight_and_every_table(name: str, precision: str,
 
 
 @each
-def test_training_on_distinct_values_is_training_on_expanded_batches(name: str) -> None:
+def test_training_on_distinct_values_matches_training_on_expanded_batches(name: str) -> None:
     rule = RowOptimizerConfig(kind="sgd", learning_rate=0.1)
     config = replace(CONFIGS[name], gate_features=(("os",), ("item",))) if "gated" in name else CONFIGS[name]
     pair = [build_model(config, grouped_schema(), GROUPED_ROWS, optimizer=rule, seed=3) for _ in "ab"]
     for step in range(2):
-        grouped = numbered(grouped_batch(seed=step))
+        grouped = number_distinct(grouped_batch(seed=step))
         for model, given in zip(pair, (grouped, grouped.expanded(KEYS)), strict=True):
             model.zero_grad()
             functional.binary_cross_entropy_with_logits(model(given), given.label).backward()

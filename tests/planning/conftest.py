@@ -1,4 +1,4 @@
-"""Short measurements for all tests of plans."""
+"""Shorten the measurements in all tests of plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every byte of a placed table, against figures computed by hand."""
+"""Compare every byte of a placed table with figures computed by hand."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_record_has_weights_parameters_and_state_without_padding(
     full_state=st.integers(0, 2),
     clock=st.booleans(),
 )
-def test_a_record_is_what_the_codec_writes(
+def test_a_record_has_the_bytes_that_the_codec_writes(
     kind: str, parameters: str, state: str, width: int, row_state: bool, full_state: int, clock: bool
 ) -> None:
     config = CodecConfig(kind=kind, parameters=parameters, state=state)  # type: ignore[arg-type]
@@ -78,12 +78,12 @@ def test_a_record_is_what_the_codec_writes(
     assert result.get("dram record state", 0) == 10 * ({"fp32": 4, "bf16": 2}[state] * row.state_floats + 4 * clock)
 
 
-def test_a_table_in_level_0_has_weights_and_state_alone() -> None:
+def test_a_table_in_level_0_has_only_weights_and_state() -> None:
     assert level0_bytes(shape(16, "rowwise_adagrad"), 1000) == {"dram": {"slot weights": 64_000, "slot state": 4_000}}
     assert in_memory(level0_bytes(shape(16, "adagrad"), 1000), "dram") == 128_000
 
 
-def test_a_log_has_locations_in_dram_and_room_for_superseded_records() -> None:
+def test_a_log_has_locations_in_dram_and_space_for_superseded_records() -> None:
     traffic = BatchDemand(lookups=100, distinct=50, batches=2)
     result = parts(shape(16, "rowwise_adagrad"), 1000, 136, CodecConfig(kind="int8"), home="log", traffic=traffic)
     record, blocks = 16 + 4 + 4, 8  # 128 cells of 32 bytes in 4096
@@ -99,7 +99,7 @@ def test_a_log_has_locations_in_dram_and_room_for_superseded_records() -> None:
 
 
 @given(rows=st.integers(1, 1 << 40), ways=st.integers(1, 256))
-def test_slots_hold_the_rows_and_a_sixteenth_more(rows: int, ways: int) -> None:
+def test_slots_are_the_rows_and_a_sixteenth_more(rows: int, ways: int) -> None:
     slots = SlotSplit.holding(rows, ways)
     assert rows <= slots.in_sets < rows + ways
     assert slots.overflow % ways == 0

@@ -1,4 +1,4 @@
-"""Predicted distinct rows and misses, against exact sums and simulated caches."""
+"""Compare predicted distinct rows and misses with exact sums and simulated caches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_bins_give_the_distinct_rows_of_the_exact_sum(counts: list[int], lookups
 
 
 @pytest.mark.parametrize("rows", [1, 5, 128, 129, 20_000])
-def test_a_zipf_table_is_the_exact_one_in_bins(rows: int) -> None:
+def test_a_zipf_table_in_bins_matches_the_exact_one(rows: int) -> None:
     weight = np.arange(1, rows + 1) ** -1.1
     result = Popularity.zipf(rows, 1.1)
     assert result.total_rows == pytest.approx(rows)
@@ -59,8 +59,10 @@ def batches(exponent: float) -> list[NDArray[np.int64]]:
 
 
 def simulate_lru(trace: list[NDArray[np.int64]], sets: int, ways: int, first: int = 0) -> float:
-    """Misses a batch of rows from `first` on: rows of a batch are touched together, then each set makes room at its
-    oldest end."""
+    """Return the misses per batch of rows from `first` on.
+
+    All rows of a batch are touched, and then each set evicts its oldest rows.
+    """
     cache: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(sets)]
     misses = 0
     for number, batch in enumerate(trace):
@@ -76,7 +78,7 @@ def simulate_lru(trace: list[NDArray[np.int64]], sets: int, ways: int, first: in
 
 
 def simulate_rank(trace: list[NDArray[np.int64]], slots: int, lookahead: int) -> float:
-    """Misses a batch: the largest id that no batch in flight uses makes room."""
+    """Return the misses per batch. The largest id that no batch in flight uses is evicted."""
     stamps: dict[int, int] = {}
     misses = 0
     for number, batch in enumerate(trace):
@@ -92,7 +94,7 @@ def simulate_rank(trace: list[NDArray[np.int64]], slots: int, lookahead: int) ->
 
 @pytest.mark.parametrize("exponent", [0.8, 1.1])
 @pytest.mark.parametrize("slots", [1_000, 3_000, 8_000])
-def test_ches_approximation_meets_a_simulated_lru_within_three_percent(exponent: float, slots: int) -> None:
+def test_ches_approximation_is_within_three_percent_of_a_simulated_lru(exponent: float, slots: int) -> None:
     trace = batches(exponent)
     popularity = Popularity.zipf(ROWS, exponent)
     predicted = misses(popularity, lookups=LOOKUPS, slots=slots, policy="lru")
@@ -100,7 +102,7 @@ def test_ches_approximation_meets_a_simulated_lru_within_three_percent(exponent:
 
 
 @pytest.mark.parametrize("first", [500, 4_000, 15_000])
-def test_misses_of_the_last_rows_meet_a_simulated_lru_within_four_percent(first: int) -> None:
+def test_misses_of_the_last_rows_are_within_four_percent_of_a_simulated_lru(first: int) -> None:
     demand = CacheDemand(lookups=LOOKUPS, slots=1_000, policy="lru", lookahead=1)
     popularity = Popularity.zipf(ROWS, 0.8)
     predicted = expected_misses(popularity, demand) @ popularity.from_row(first)
@@ -116,7 +118,7 @@ def test_sets_of_32_ways_miss_a_few_percent_more_than_predicted() -> None:
 
 @pytest.mark.parametrize("lookahead", [0, 1, 3])
 @pytest.mark.parametrize("slots", [2_000, 6_000])
-def test_rank_meets_its_simulation_within_three_percent(slots: int, lookahead: int) -> None:
+def test_rank_is_within_three_percent_of_its_simulation(slots: int, lookahead: int) -> None:
     popularity = Popularity.zipf(ROWS, 1.0)
     predicted = misses(popularity, lookups=LOOKUPS, slots=slots, policy="rank", lookahead=lookahead)
     assert predicted == pytest.approx(simulate_rank(batches(1.0), slots, lookahead), rel=0.03)
@@ -139,7 +141,7 @@ def test_rows_without_lookups_may_be_left_out(counts: list[int]) -> None:
     policy=st.sampled_from(["lru", "lfu", "rank"]),
     lookahead=st.integers(0, 4),
 )
-def test_misses_fall_with_slots_from_no_more_than_all_to_none(
+def test_misses_fall_with_slots_from_at_most_all_to_none(
     counts: list[int], lookups: float, policy: str, lookahead: int
 ) -> None:
     popularity = Popularity.from_counts(np.array(counts, dtype=np.int64))

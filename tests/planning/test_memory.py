@@ -1,4 +1,4 @@
-"""The memory section and plan files: values that cannot be used are refused by field."""
+"""Test the memory section and plan files: errors name the field."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ],
     ids=str,
 )  # fmt: skip
-def test_numbers_that_no_plan_has_are_named(content: dict[str, Any], tmp_path: Path, field: str, value: Any) -> None:
+def test_impossible_numbers_in_a_plan_are_named(
+    content: dict[str, Any], tmp_path: Path, field: str, value: Any
+) -> None:
     changed = json.loads(json.dumps(content))
     cached = next(table for table in changed["tables"] if table["tier"] != "level0")
     cached[field] = value

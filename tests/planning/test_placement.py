@@ -1,4 +1,4 @@
-"""Placement: budgets hold, precision is obeyed, pins fit, and a refusal names what to change."""
+"""Test placement: budgets hold, a required precision is kept, pinned tables fit, and an error says what to change."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ def gpu_plan(**section: Any) -> Plan:
     return place(TABLES, MemoryConfig(**section), ON_GPU, batch_size=BATCH)
 
 
-def test_tables_that_fit_are_whole_in_gpu_memory() -> None:
-    made = gpu_plan(hbm=1 << 30)
-    assert {placed.tier for placed in made.tables} == {"level0"}
-    assert made.used("hbm") == made.float32_bytes + made.workspace_bytes <= 1 << 30
-    assert made.used("dram") == 0
-    assert made.summary.count("GPU memory") == 1
-    assert tier_config(made, MemoryConfig(hbm=1 << 30), "run", "cuda:1").device == "cuda:1"
-    # Opened where there is no GPU, the same rows are in DRAM.
-    assert tier_config(made, MemoryConfig(hbm=1 << 30), "run").device == "cpu"
+def test_tables_that_fit_are_entirely_in_gpu_memory() -> None:
+    gpu_placed = gpu_plan(hbm=1 << 30)
+    assert {placed.tier for placed in gpu_placed.tables} == {"level0"}
+    assert gpu_placed.used("hbm") == gpu_placed.float32_bytes + gpu_placed.workspace_bytes <= 1 << 30
+    assert gpu_placed.used("dram") == 0
+    assert gpu_placed.summary.count("GPU memory") == 1
+    assert tier_config(gpu_placed, MemoryConfig(hbm=1 << 30), "run", "cuda:1").device == "cuda:1"
+    # If the run is opened without a GPU, the same rows are in DRAM.
+    assert tier_config(gpu_placed, MemoryConfig(hbm=1 << 30), "run").device == "cpu"
 
 
-def test_a_table_that_does_not_fit_gpu_memory_has_a_cache_there_and_float32_rows_in_dram() -> None:
+def test_a_table_larger_than_gpu_memory_has_a_cache_there_and_float32_rows_in_dram() -> None:
     little, more = (gpu_plan(hbm=size << 20) for size in (16, 48))
     for made, size in ((little, 16), (more, 48)):
         large = made["large"]
@@ -86,14 +86,14 @@ def test_a_table_that_does_not_fit_gpu_memory_has_a_cache_there_and_float32_rows
         assert Plan.from_dict(json.loads(json.dumps(made.to_dict()))) == made
     assert more.hit_rate > little.hit_rate
     assert more.step_seconds < little.step_seconds
-    # What DRAM does not hold is lowered, or goes to the block device.
+    # Rows that do not fit DRAM get a lower precision or go to the block device.
     lowered = gpu_plan(hbm=16 << 20, dram=64 << 20)
     assert lowered["large"].codec.kind != "fp32"
     assert lowered.used("dram") <= 64 << 20
     assert gpu_plan(hbm=16 << 20, precision="int8")["large"].codec.kind == "int8"
 
 
-def test_too_little_gpu_memory_says_how_much_is_enough() -> None:
+def test_an_error_for_too_little_gpu_memory_says_how_much_is_enough() -> None:
     with refuses(ConfigError, "memory.hbm GPU memory") as caught:
         gpu_plan(hbm=700_000)
     least = int(re.search(r"memory.hbm to at least (\d+)", str(caught.value))[1])  # type: ignore[index]
@@ -102,7 +102,7 @@ def test_too_little_gpu_memory_says_how_much_is_enough() -> None:
         gpu_plan(hbm=least - 1)
 
 
-def test_hot_rows_have_part_of_the_gpu_memory() -> None:
+def test_hot_rows_take_part_of_the_gpu_memory() -> None:
     config = HotConfig(budget=4 << 20)
     memory = MemoryConfig(hbm=16 << 20, dram=1 << 40)
     assert memory.with_level0_budget(config.remaining(memory.level0_budget, "memory.hbm")).hbm == 12 << 20
@@ -122,7 +122,7 @@ def test_without_a_budget_every_table_is_float32_in_level_0() -> None:
     assert placed.used("dram") == placed.float32_bytes + WORKSPACE
 
 
-def test_precision_falls_only_as_far_as_the_budget_asks() -> None:
+def test_precision_is_reduced_only_as_far_as_the_budget_requires() -> None:
     whole = plan().float32_bytes
     lowest = []
     for share in (1.0, 0.7, 0.45, 0.27):
@@ -134,7 +134,7 @@ def test_precision_falls_only_as_far_as_the_budget_asks() -> None:
 
 @pytest.mark.parametrize("lookahead", [0, 1, 4])
 @pytest.mark.parametrize("fraction", [None, 0.001])
-def test_sets_hold_the_rows_of_all_batches_in_flight(lookahead: int, fraction: float | None) -> None:
+def test_sets_have_slots_for_the_rows_of_all_batches_in_flight(lookahead: int, fraction: float | None) -> None:
     placed = plan(precision="int8", lookahead=lookahead, cache=CacheConfig(fraction=fraction))
     for each, spec in zip(placed.tables, TABLES, strict=True):
         expected = spec.popularity.distinct(spec.lookups * (lookahead + 1))
@@ -147,8 +147,8 @@ def test_sets_hold_the_rows_of_all_batches_in_flight(lookahead: int, fraction: f
 
 @pytest.mark.parametrize("ways", [1, 2, 4, 8, 32])
 @pytest.mark.parametrize("lookups", [16.0, 90.0, 2000.0])
-def test_the_smallest_cache_fits_a_batch_wherever_its_rows_fall(ways: int, lookups: float) -> None:
-    """Few ways fill unevenly: 29 rows did not always fit into 64 slots in sets of 4."""
+def test_the_smallest_cache_fits_a_batch_for_any_distribution_over_sets(ways: int, lookups: float) -> None:
+    """Sets with few ways fill unevenly: 29 rows did not always fit into 64 slots in sets of 4."""
     spec, draws = table("large", 2_000_000, lookups=lookups), np.random.default_rng(0)
     least = cache_sizes(spec, MemoryConfig(lookahead=0, cache=CacheConfig(ways=ways, fraction=1e-9)))[0]
     for _ in range(3000):
@@ -164,7 +164,7 @@ def test_pinned_rows_at_the_margin_overflow_into_less_than_a_sixteenth() -> None
     assert overflow / load < 0.02 < 1 / 16
 
 
-def test_a_block_device_takes_what_dram_cannot_hold() -> None:
+def test_a_block_device_takes_rows_that_do_not_fit_dram() -> None:
     placed = plan(dram=30 * MIB, block=BlockConfig(path="rows"), precision="fp32")
     assert kinds(placed)["large"] == ("log", "fp32")
     assert placed.used("dram") <= 30 * MIB
@@ -174,7 +174,7 @@ def test_a_block_device_takes_what_dram_cannot_hold() -> None:
     assert placed.step_seconds == max(placed.seconds.compute + placed.seconds.staging, placed.seconds.device)
 
 
-def test_dram_that_holds_no_whole_table_holds_the_frequent_rows_of_one_in_a_log() -> None:
+def test_dram_smaller_than_any_table_caches_frequent_rows_of_a_log() -> None:
     section = {"block": BlockConfig(path="rows"), "precision": "fp32"}
     less, more = (plan(dram=size * MIB, **section)["large"] for size in (50, 100))
     assert less.tier == more.tier == "log"
@@ -205,7 +205,7 @@ def least(message: str, field: str) -> int:
 
 
 @pytest.mark.parametrize("precision", ["auto", "fp32", "int8"])
-def test_too_little_dram_names_the_table_and_the_least_budget(precision: str) -> None:
+def test_an_error_for_too_little_dram_names_the_table_and_the_minimum(precision: str) -> None:
     with refuses(ConfigError, "large") as error:
         plan(dram=MIB, precision=precision)
     needed = least(str(error.value), "memory.dram")

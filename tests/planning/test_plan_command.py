@@ -1,4 +1,4 @@
-"""`stratarec plan` on a small data set: what it prints, writes and refuses."""
+"""Test `stratarec plan` on a small data set: output, files and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stratarec.recipe import Recipe
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a prepared data set and its recipe."""
+    """Return a folder with a prepared data set and its recipe."""
     root = tmp_path_factory.mktemp("plan")
     content = tiny(root)
     content["data"]["source"]["scale"] = 0.01
@@ -35,7 +35,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    """Keep measurements for all tests of the file."""
+    """Keep measurements for all tests of this file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
 
 
@@ -68,7 +68,7 @@ FOLLOWS_RUN = [
     "train.embedding.schedule={kind: cosine}",
     "train.class_weight=balanced",
 ]
-"""Fields that get their numbers from the length and labels of a run, as those of a drafted recipe may."""
+"""Fields whose numbers depend on the length and labels of a run, as a drafted recipe may have."""
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ FOLLOWS_RUN = [
     ],
     ids=" ".join,
 )
-def test_every_plan_takes_a_recipe_that_leaves_steps_to_the_run(
+def test_every_plan_accepts_a_recipe_without_a_number_of_steps(
     home: Path, capfd: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
     assert main(["plan", str(home / "recipe.yaml"), *options, *FOLLOWS_RUN]) == 0, capfd.readouterr().err

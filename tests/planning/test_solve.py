@@ -1,4 +1,4 @@
-"""The mixed-integer program against brute force."""
+"""Compare the mixed-integer program with brute force."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ budget = st.none() | st.integers(0, 10**10)
 
 @settings(deadline=None, max_examples=75)
 @given(tables=tables, budgets=st.tuples(budget, budget, budget), data=st.data())
-def test_the_optimum_is_that_of_brute_force(
+def test_the_optimum_matches_brute_force(
     tables: list[list[tuple[float, int, int, int]]], budgets: tuple[int | None, ...], data: st.DataObject
 ) -> None:
-    """Groups included, whose bytes and costs come once for all of their candidates."""
+    """Problems include groups, whose bytes and costs count once for all of their candidates."""
     costs = [np.array([each[0] for each in table]) for table in tables]
     sizes = [np.array([each[1:] for each in table], dtype=np.int64) for table in tables]
 
@@ -54,7 +54,7 @@ def test_the_optimum_is_that_of_brute_force(
     assert total(tuple(result)) <= min(map(total, every)) * (1 + GAP) + 1e-12
 
 
-def test_a_budget_that_is_met_exactly_is_met() -> None:
+def test_a_budget_can_be_met_exactly() -> None:
     costs = [np.array([0.0, 1.0])] * 3
     sizes = [np.array([[1 << 40], [(1 << 40) - 1]])] * 3
     assert solve(costs, sizes, [3 << 40]) == [0, 0, 0]

@@ -1,4 +1,6 @@
-"""The model of a step: identities of bytes, monotonic costs, overlap of work ahead, and refused figures."""
+"""Test the model of a step: identities of bytes, monotonic costs, overlap of preparation and training, and refused
+figures.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ clusters = st.builds(
 wires = st.sampled_from(["fp32", "fp16", "bf16", "int8"])
 
 
-def test_bytes_are_those_of_the_formulas() -> None:
+def test_bytes_follow_the_formulas() -> None:
     rows = 2 * 1024 * 26 * 64 * 4
     flat, sptt = exchange_bytes(CLUSTER, WORK, FLAT), exchange_bytes(CLUSTER, WORK, SPTT)
     assert flat.between == pytest.approx(rows * 24 / 32)
@@ -56,7 +58,7 @@ def test_bytes_are_those_of_the_formulas() -> None:
 
 
 @given(clusters, wires)
-def test_sptt_moves_the_bytes_of_flat_between_hosts_and_none_within_one(cluster: Cluster, wire: str) -> None:
+def test_sptt_sends_the_bytes_of_flat_between_hosts_and_none_within_a_host(cluster: Cluster, wire: str) -> None:
     flat, sptt = (exchange_bytes(cluster, WORK, replace(each, wire=wire)) for each in (FLAT, SPTT))
     assert sptt.between == pytest.approx(flat.between)
     if cluster.hosts == 1:
@@ -78,7 +80,7 @@ def test_towers_divide_the_rows_between_hosts_by_their_compression(cluster: Clus
 
 
 @given(clusters, wires, st.sampled_from(["flat", "sptt"]))
-def test_more_to_do_takes_longer_and_faster_machines_less(cluster: Cluster, wire: str, kind: str) -> None:
+def test_more_work_takes_longer_and_faster_machines_take_less(cluster: Cluster, wire: str, kind: str) -> None:
     exchange = ExchangeModel(kind=kind, wire=wire)  # type: ignore[arg-type]
 
     def seconds(work: StepWork = WORK, where: Cluster = cluster, flops: float = 1e12) -> float:
@@ -95,14 +97,14 @@ def test_more_to_do_takes_longer_and_faster_machines_less(cluster: Cluster, wire
     assert seconds(flops=2e12) < base
 
 
-def test_gradients_of_a_towers_module_stay_in_its_host() -> None:
+def test_gradients_of_a_towers_module_stay_on_its_host() -> None:
     slow = replace(CLUSTER, between_bytes_per_second=1e3)
     tower = replace(WORK, tower_parameters=10**9)
     plain, more = (reduction_seconds(slow, work) for work in (WORK, tower))
     assert more - plain == pytest.approx(2 * 10**9 / 4 * 4 * 7 / 8 / 1e11, rel=5e-3)  # and a latency
 
 
-def test_figures_that_cannot_be_are_refused() -> None:
+def test_impossible_figures_are_refused() -> None:
     refused = [
         (CLUSTER, "hosts", 0), (CLUSTER, "between_bytes_per_second", -1.0), (CLUSTER, "ranks", 0),
         (CLUSTER, "inside_bytes_per_second", float("nan")), (WORK, "batch", 0), (WORK, "tower_flops", -1.0),
@@ -123,7 +125,7 @@ def test_one_rank_sends_nothing_and_its_lookups_are_predicted_from_its_memory() 
     assert alone.network == pytest.approx(1024 * 1e6 / 1e12)
 
 
-def test_a_network_that_was_measured_predicts_what_it_measured() -> None:
+def test_a_measured_network_predicts_its_own_measurement() -> None:
     result = Collective(alpha=1e-4, alpha_peer=1e-5)
     assert result.latency(3) == pytest.approx(1.3e-4)
     assert result.latency(0) == 0
@@ -132,18 +134,18 @@ def test_a_network_that_was_measured_predicts_what_it_measured() -> None:
 @pytest.mark.parametrize(
     ("text", "rate"), [("100Mbit", 12.5e6), ("1Gbit", 125e6), ("200Gbit", 25e9), ("2.5Gbit", 312.5e6)]
 )
-def test_rates_are_bits_a_second(text: str, rate: float) -> None:
+def test_rates_are_in_bits_per_second(text: str, rate: float) -> None:
     assert parse_rate(text, "--network") == rate
 
 
 @pytest.mark.parametrize("text", ["", "200", "200 Gbit", "200gbit", "200GB", "200Gb", "-1Gbit", "0Gbit", "1e3Gbit",
                                   "infGbit", "1Gbit/s", "٣Gbit", "9999999999Tbit"])  # fmt: skip
-def test_rates_in_other_words_are_refused(text: str) -> None:
+def test_invalid_rates_are_refused(text: str) -> None:
     with refuses(ConfigError, "--network"):
         parse_rate(text, "--network")
 
 
-def test_the_fit_finds_the_costs_that_lines_were_drawn_from() -> None:
+def test_the_fit_recovers_the_costs_of_its_samples() -> None:
     draws = np.random.default_rng(0)
     costs = np.array([1.0, 2e-4, 3e-5, 4e-8, 5e-8])
     counts = draws.random((20, 5)) * [1e-2, 0, 30, 1e5, 1e5] + [0, 1, 0, 0, 0]
@@ -151,7 +153,7 @@ def test_the_fit_finds_the_costs_that_lines_were_drawn_from() -> None:
     assert [result.bytes_factor, result.step, result.table, result.lookup, result.row] == pytest.approx(costs, rel=1e-3)
 
 
-def test_bytes_alone_count_where_nothing_was_measured() -> None:
+def test_without_measurements_only_bytes_count() -> None:
     assert WorkCosts().seconds(0.5, 1e6, 1e6) == 0.5
 
 
@@ -166,7 +168,7 @@ def test_more_rows_take_more_bytes_of_level0() -> None:
     ("busy_share", "lookahead", "expected"),
     [(1.0, 1, 1 + 2 + 4), (0.5, 1, 3.5), (0.25, 1, 3.0), (1.0, 0, 1 + 2 + 4 + 1.5), (1.0, 1, 20.0)],
 )
-def test_work_ahead_takes_the_cores_that_training_leaves(busy_share: float, lookahead: int, expected: float) -> None:
+def test_preparation_uses_the_cores_that_training_leaves(busy_share: float, lookahead: int, expected: float) -> None:
     device = 20.0 if expected == 20 else 1.5
     tables = TableSeconds(compute=1.0, staging=4.0, device=device)
     step = StepTime(samples=8, tables=tables, network=2.0, lookahead=lookahead, busy_share=busy_share)

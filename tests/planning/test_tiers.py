@@ -1,4 +1,4 @@
-"""What is measured is positive, kept, and measured again when asked."""
+"""Test measurements of tiers: they are positive, saved, and repeated on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def memory(root: Path) -> MemoryConfig:
 
 
 def without_time(tiers: Tiers) -> Tiers:
-    """Without what changes from moment to moment."""
+    """Remove the fields that change between two measurements."""
     assert tiers.block is not None
     assert tiers.mapped is not None
     return replace(
@@ -37,7 +37,7 @@ def test_every_figure_is_positive_and_no_file_is_left(tmp_path: Path) -> None:
     assert not list((tmp_path / "mapped").iterdir())
 
 
-def test_measurements_are_kept_until_asked_for_again(tmp_path: Path) -> None:
+def test_measurements_are_kept_until_new_ones_are_requested(tmp_path: Path) -> None:
     cache = tmp_path / "tiers.json"
     first = measure_tiers(memory(tmp_path), cache=cache)
     second = measure_tiers(memory(tmp_path), cache=cache)

@@ -1,4 +1,4 @@
-"""`stratarec plan --towers` and `--hosts` on a small data set: what they print, write and refuse."""
+"""Test `stratarec plan --towers` and `--hosts` on a small data set: output, files and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stratarec.training.trainer import Trainer
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a data set, its recipe, and a run of a few steps."""
+    """Return a folder with a data set, its recipe, and a run of a few steps."""
     root = tmp_path_factory.mktemp("towers")
     content = tiny(root, max_steps=3, epochs=1)
     (root / "recipe.yaml").write_text("# mine\n" + yaml.safe_dump(content))
@@ -33,7 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    """Keep measurements for all tests of the file."""
+    """Keep measurements for all tests of this file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -61,7 +61,7 @@ def test_towers_are_printed_written_and_loaded(home: Path, capsys: pytest.Captur
     text = report.read_text()
     assert text.count("<svg") == 1
     assert "towers of features" in text
-    # Again, of a recipe that names the file: it is replaced, and what it said does not matter.
+    # For a recipe that names the file, the file is replaced, and its content does not matter.
     content = yaml.safe_load(before)
     content["model"]["towers"] = {"plan": "recipe.towers.yaml"}
     path.write_text(yaml.safe_dump(content))
@@ -70,7 +70,7 @@ def test_towers_are_printed_written_and_loaded(home: Path, capsys: pytest.Captur
     assert (tmp_path / "recipe.towers.yaml").read_text() == written
 
 
-def test_steps_on_a_cluster_are_a_table_with_what_was_assumed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_on_a_cluster_are_a_table_with_its_assumptions(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(home, "--hosts", "4x2", "--network", "100Mbit") == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
@@ -111,10 +111,10 @@ def test_steps_with_the_network_on_a_gpu_say_where_time_goes(
     assert whole["look up, update"] > 0
     plan_of_rows = content["plan"]
     assert {table["tier"] for table in plan_of_rows["tables"]} == {"level0"}
-    # All of the card but what the network and a batch need, and a reserve.
+    # All memory of the card except the network, a batch and a reserve.
     assert 0.9 * 80e9 < plan_of_rows["budgets"]["hbm"] < 80e9 - (512 << 20)
     assert plan_of_rows["predicted"]["bytes"]["dram"] == 0
-    # 128 samples of 26 vectors and 13 numbers over 80 % of 64 GB/s, and the vectors' gradients back.
+    # 128 samples of 26 vectors and 13 numbers over 80 % of 64 GB/s, and the gradients of the vectors back.
     width = Recipe.load(home / "recipe.yaml").model.vector_width
     assert hybrid["up"] == pytest.approx(4 * 128 * (26 * width + 13) / 51.2e9)
     assert hybrid["down"] == pytest.approx(4 * 128 * 26 * width / 51.2e9)
@@ -131,9 +131,7 @@ def test_steps_with_the_network_on_a_gpu_say_where_time_goes(
     assert any(placed.tier == "dram" for placed in loaded.tables)
 
 
-def test_rows_that_stay_in_host_memory_have_no_plan_of_gpu_memory(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_in_host_memory_need_no_plan_of_gpu_memory(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for options in (("--device", "a100", "memory.hbm=0"), ("--device", "t4")):  # too old for the kernels
         assert plan(home, *options, "--json") == 0
         content = json.loads(capsys.readouterr().out)
@@ -150,7 +148,7 @@ def test_rows_that_stay_in_host_memory_have_no_plan_of_gpu_memory(
         (["train.device=cuda"], "train.device cuda --device h100"),
     ],
 )
-def test_gpu_memory_that_is_not_there_is_one_line(
+def test_missing_gpu_memory_is_one_line(
     fields: list[str], words: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     assert plan(home, *fields) == 2

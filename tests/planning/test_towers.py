@@ -1,4 +1,6 @@
-"""Features to towers: planted blocks are recovered, bounds are kept, and what cannot be is refused by name."""
+"""Test the assignment of features to towers: planted blocks are recovered, bounds are kept, and errors name the
+obstacle.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ BLOCKS = 4
 
 
 def planted(root: Path) -> Recipe:
-    """Features of few values in four blocks that interact, and a small model of them."""
+    """Return features with few values in four blocks that interact, and a small model of them."""
     source = {"kind": "synthetic", "samples": 100_000, "scale": 0.001, "max_rows": 30, "signal": 2.5, "blocks": BLOCKS}
     return Recipe.from_dict({
         "name": "planted",
@@ -78,13 +80,13 @@ def test_a_probe_finds_planted_blocks_and_no_structure_in_other_labels(tmp_path:
     assert few.samples == 1024
 
 
-def test_features_that_share_ids_share_a_tower_with_what_they_interact_with(tmp_path: Path) -> None:
+def test_features_that_share_ids_share_a_tower_with_features_they_interact_with(tmp_path: Path) -> None:
     draws, samples = np.random.default_rng(0), 20_000
     values = draws.integers(0, 6, (samples, 6))
     signs = draws.choice([-1.0, 1.0], (6, 6))[np.arange(6), values]
     odds = sum(signs[:, i] * signs[:, j] for i, j in ((0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (3, 5)))
     columns = {name: values[:, place] for place, name in enumerate("abcdef")}
-    # Feature d has lists of values, the first of which counts, or none.
+    # Feature d has lists of values, of which only the first counts, or none.
     columns["d"] = pl.Series([[value, 9] if value else [] for value in values[:, 3].tolist()])
     frame = pl.DataFrame({"label": (draws.random(samples) < 1 / (1 + np.exp(-odds))).astype(np.uint8), **columns})
     kinds: dict[str, Any] = {"b": {"vocabulary": "a"}, "d": {"kind": "multi"}}
@@ -98,7 +100,7 @@ def test_features_that_share_ids_share_a_tower_with_what_they_interact_with(tmp_
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_towers_follow_interactions_only_if_both_halves_of_the_samples_have_them(seed: int) -> None:
+def test_towers_follow_only_interactions_in_both_halves_of_the_samples(seed: int) -> None:
     draws, count = np.random.default_rng(seed), 20
     items = [Item(features=(f"f{n}",), tables=(f"t{n}",), bytes=4, lookups=1.0) for n in range(count)]
     block = draws.permutation(np.arange(count) % 4)
@@ -152,7 +154,7 @@ def test_an_infinite_number_is_refused() -> None:
         probe.learn(batch)
 
 
-def test_samples_without_a_label_or_a_value_are_fine() -> None:
+def test_samples_without_a_label_or_a_value_are_accepted() -> None:
     probe = InteractionProbe(("a", "b"), 0)
     bags = {
         "b": JaggedTensor(values=torch.tensor([9, 500, 3, 1 << 40]), offsets=torch.tensor([0, 2, 2, 4])),
@@ -166,7 +168,7 @@ def test_samples_without_a_label_or_a_value_are_fine() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_clusters_have_the_affinities_that_an_exhaustive_search_finds(seed: int) -> None:
+def test_clusters_have_the_affinities_of_an_exhaustive_search(seed: int) -> None:
     draws = np.random.default_rng(seed)
     count, clusters = 7, 2 + seed % 2
     noise, sizes = draws.normal(size=(count, count)), draws.integers(1, 3, count).astype(float)
@@ -184,7 +186,7 @@ def test_clusters_have_the_affinities_that_an_exhaustive_search_finds(seed: int)
 
 @given(st.data())
 @settings(max_examples=15)
-def test_an_assignment_keeps_its_bounds_or_there_is_none(data: st.DataObject) -> None:
+def test_an_assignment_keeps_its_bounds_or_does_not_exist(data: st.DataObject) -> None:
     count, clusters = data.draw(st.integers(2, 6)), data.draw(st.integers(2, 3))
     weights = np.array(data.draw(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 10**15)), min_size=count,
                                           max_size=count)), dtype=float)  # fmt: skip

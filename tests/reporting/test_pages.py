@@ -1,4 +1,4 @@
-"""The HTML reports as people see them: looked at in a browser where there is one, and as text everywhere."""
+"""Test the HTML reports, in a browser if there is one, and as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGES = ("run", "short", "explain", "plan", "towers", "profile")
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A page of every kind, written by the command line; names contain markup."""
+    """Write a page of every kind with the command line. Names contain markup."""
     root = tmp_path_factory.mktemp("pages")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
@@ -52,7 +52,9 @@ def write(path: Path, recipe: dict[str, Any]) -> Path:
 
 
 def few(root: Path) -> dict[str, Any]:
-    """A run of few steps on few samples without users: no curves, no grouped AUC, a feature with a strange name."""
+    """Train a run of few steps on few samples without users: no curves, no grouped AUC, a feature with a strange
+    name.
+    """
     rows = np.arange(600)
     frame = pl.DataFrame(
         {"label": rows % 2, "visit": rows // 6, FEATURE: rows // 3, "city": rows // 6, "x": rows * 0.5}
@@ -72,7 +74,7 @@ def few(root: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_has_a_look_and_loads_nothing(pages: dict[str, Path], name: str) -> None:
+def test_a_page_has_a_layout_and_loads_nothing(pages: dict[str, Path], name: str) -> None:
     text = pages[name].read_text()
     style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
     assert style is not None
@@ -90,7 +92,7 @@ def test_a_page_runs_no_script(pages: dict[str, Path], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_what_a_user_wrote_is_escaped(pages: dict[str, Path], name: str) -> None:
+def test_user_text_is_escaped(pages: dict[str, Path], name: str) -> None:
     text = pages[name].read_text()
     assert "<b>run" not in text
     assert "<u>" not in text

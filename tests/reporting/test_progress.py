@@ -1,4 +1,4 @@
-"""Progress on terminals, in notebooks and for machines."""
+"""Test progress on terminals, in notebooks and as JSON."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from stratarec.reporting.progress import JsonProgress, NotebookProgress, TaskSpe
 from stratarec.reporting.step_time import MeasuredStep
 
 
-def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:
+def test_the_remaining_time_follows_from_completed_units() -> None:
     pace = TaskSpeed()
-    # Nothing before the first unit counts: the clock of a pace starts there.
+    # The clock starts with the first unit, so earlier time does not count.
     pace.add(20.0, 1)
     assert pace.remaining(100) is None
     for step in range(1, 11):
@@ -25,7 +25,7 @@ def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:
     assert pace.remaining(100) == pytest.approx(10.0)
 
 
-def test_lines_of_json_say_what_is_done_and_what_is_left(
+def test_json_lines_report_completed_and_remaining_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = [100.0]
@@ -46,12 +46,12 @@ def test_lines_of_json_say_what_is_done_and_what_is_left(
     assert told == ["start", *["progress"] * 6, "figures", "message", "end"]
     assert events[0]["done"] == 10
     assert events[7]["values"] == {"train/loss": None}
-    # Fewer than one a second; the first already knows the pace.
+    # Less than one line per second; the first already has a rate.
     assert events[1]["eta_seconds"] == pytest.approx(0.2 * (100 - events[1]["done"]))
     assert (events[-1]["done"], events[-1]["total"], events[-1]["seconds"]) == (40, 100, 6.0)
 
 
-def test_without_a_notebook_there_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_notebook_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert isinstance(progress_of_notebook(), SilentProgress)
 
@@ -78,7 +78,7 @@ def test_a_notebook_shows_the_task_messages_and_curves(monkeypatch: pytest.Monke
 
 
 def position(**stages: float) -> dict[str, Any]:
-    """Of 11 steps of 100 samples, the first of which was not timed; a step takes a second."""
+    """Return the state after 11 steps of 100 samples and one second each. The first step was not timed."""
     return {
         "step": 11, "trained_samples": 1100, "untimed_samples": 100, "train_seconds": 10.0,
         "stage_seconds": {name.replace("_", " "): 10 * share for name, share in stages.items()},

@@ -1,4 +1,4 @@
-"""The verdict on a run: what it concludes, and from how many samples."""
+"""Test the verdict on a run: its conclusions, and how many samples they need."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ STEPS = 100
 
 
 def figures(samples: int, slope: float, *, rate: float = 0.3, scale: float = 1.0) -> dict[str, Any]:
-    """Metrics of scores whose information has the `slope`, and that are `scale` times as extreme as they should be."""
+    """Return the metrics of scores with information `slope` whose logits are `scale` times too large."""
     draws = np.random.default_rng(0)
     logit = slope * draws.normal(size=samples) + np.log(rate / (1 - rate))
     label = (draws.random(samples) < 1 / (1 + np.exp(-logit))).astype(np.float64)
     return evaluate_logits(label, logit * scale).to_dict()
 
 
-def said(test: dict[str, Any], losses: Sequence[float] = (), *, train: TrainConfig | None = None, **result: Any) -> str:
-    """The verdict on a run with these test metrics and validation log losses."""
+def verdict_of(
+    test: dict[str, Any], losses: Sequence[float] = (), *, train: TrainConfig | None = None, **result: Any
+) -> str:
+    """Return the verdict on a run with these test metrics and validation log losses."""
     evaluations = [{**test, "step": STEPS * place, "log_loss": loss} for place, loss in enumerate(losses, 1)]
     chosen = STEPS * (int(np.argmin(losses)) + 1 if losses else 1)
     content = {"test": test, "checkpoint": f"step-{chosen:08d}", "steps": STEPS * len(losses), **result}
@@ -34,20 +36,20 @@ def said(test: dict[str, Any], losses: Sequence[float] = (), *, train: TrainConf
     return "\n".join(verdict(evaluations, content, section))
 
 
-def test_only_more_than_chance_is_better_than_the_base_rate() -> None:
-    assert "better than the base rate: " in said(figures(5_000, 1.0))
-    assert "not better" in said(figures(5_000, 0.0))
-    assert "not better" in said(figures(300, 0.05))
-    assert "worse than the base rate" in said(figures(5_000, 0.3, scale=6.0))
+def test_better_than_the_base_rate_requires_more_than_chance() -> None:
+    assert "better than the base rate: " in verdict_of(figures(5_000, 1.0))
+    assert "not better" in verdict_of(figures(5_000, 0.0))
+    assert "not better" in verdict_of(figures(300, 0.05))
+    assert "worse than the base rate" in verdict_of(figures(5_000, 0.3, scale=6.0))
 
 
-def test_few_samples_of_a_class_are_no_verdict() -> None:
+def test_few_samples_of_a_class_give_no_verdict() -> None:
     few = figures(500, 1.0, rate=0.01)
-    assert f"only {few['positives']} samples" in said(few)
-    assert "too few to choose" in said(few, [0.5, 0.4])
-    assert "too few" not in said(figures(5_000, 1.0), [0.5, 0.4])
-    assert "validation samples cannot" in said(figures(300, 0.05), [0.7, 0.6])
-    assert "validation samples cannot" not in said(figures(5_000, 1.0), [0.7, 0.6])
+    assert f"only {few['positives']} samples" in verdict_of(few)
+    assert "too few to choose" in verdict_of(few, [0.5, 0.4])
+    assert "too few" not in verdict_of(figures(5_000, 1.0), [0.5, 0.4])
+    assert "validation samples cannot" in verdict_of(figures(300, 0.05), [0.7, 0.6])
+    assert "validation samples cannot" not in verdict_of(figures(5_000, 1.0), [0.7, 0.6])
 
 
 @pytest.mark.parametrize(
@@ -55,26 +57,26 @@ def test_few_samples_of_a_class_are_no_verdict() -> None:
     [
         ([0.60, 0.55, 0.51, 0.48], True),
         ([0.60, 0.50], True),
-        # Converged: gains shrink so fast that two more evaluations give nothing.
+        # Converged: gains shrink so fast that two more evaluations would add nothing.
         ([0.60, 0.50, 0.49, 0.4895], False),
         ([0.60, 0.50, 0.4999, 0.4998], False),
     ],
 )
 def test_a_converged_run_is_not_called_improving(losses: list[float], improving: bool) -> None:
     several = TrainConfig(epochs=5)
-    assert ("still improving" in said(figures(5_000, 1.0), losses, train=several)) is improving
-    assert "still improving" not in said(figures(5_000, 1.0), losses, train=TrainConfig(epochs=1))
+    assert ("still improving" in verdict_of(figures(5_000, 1.0), losses, train=several)) is improving
+    assert "still improving" not in verdict_of(figures(5_000, 1.0), losses, train=TrainConfig(epochs=1))
 
 
 def test_an_earlier_best_step_is_named() -> None:
-    assert "best at step 200 of 300" in said(figures(5_000, 1.0), [0.6, 0.5, 0.55])
+    assert "best at step 200 of 300" in verdict_of(figures(5_000, 1.0), [0.6, 0.5, 0.55])
 
 
-def test_a_calibration_is_said_with_its_effect() -> None:
+def test_calibration_is_reported_with_its_effect() -> None:
     before, after = figures(5_000, 1.0, scale=3.0), figures(5_000, 1.0)
     curve = LogitMap(knots=(0.0,), values=(0.0,), slopes=(0.33, 0.33)).to_dict()
-    text = said(after, valid=after, uncalibrated={"valid": before, "test": before}, calibration=[curve])
+    text = verdict_of(after, valid=after, uncalibrated={"valid": before, "test": before}, calibration=[curve])
     assert f"validation {before['log_loss']:.4f} to {after['log_loss']:.4f}" in text
     assert "Platt scaling (slope 0.33)" in text
     assert "miscalibrated" not in text
-    assert "miscalibrated" in said(before)
+    assert "miscalibrated" in verdict_of(before)

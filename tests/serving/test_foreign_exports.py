@@ -1,4 +1,6 @@
-"""An export may be anybody's: whatever was done to it, a scorer gives scores or one clear error, and runs nothing."""
+"""Test exports from untrusted sources: a scorer returns scores or raises one clear error, and never runs code from a
+file.
+"""
 
 from __future__ import annotations
 
@@ -54,38 +56,38 @@ def log(rows: int = 600) -> pl.DataFrame:
 FRAME = log()[:50].with_columns(pl.Series("history", [[3, 4], [], [5]] * 16 + [[], []], dtype=pl.List(pl.Int64)))
 
 
-def recipe(root: Path, **model: Any) -> Recipe:
-    made = tiny(root, epochs=1, max_steps=3, eval_every=0)
+def make_recipe(root: Path, **model: Any) -> Recipe:
+    config = tiny(root, epochs=1, max_steps=3, eval_every=0)
     schema = {
         "user": "who",
         "time": "time",
         "dense": [{"name": "price"}],
         "sparse": [{"name": "item"}, {"name": "city"}, {"name": "history", "kind": "history", "of": "item"}],
     }
-    made["data"]["source"] = {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema}
-    made["model"] |= {"history": {"pooling": "transformer"}, "dropout": 0.2, "batch_norm": True} | model
-    return Recipe.from_dict(made)
+    config["data"]["source"] = {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": schema}
+    config["model"] |= {"history": {"pooling": "transformer"}, "dropout": 0.2, "batch_norm": True} | model
+    return Recipe.from_dict(config)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An export, never changed; its run and data set are next to it."""
+def unmodified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an export that tests do not change. Its run and data set are next to it."""
     root = tmp_path_factory.mktemp("exports")
     log().write_parquet(root / "log.parquet")
-    made = recipe(root)
-    Trainer(made, prepare(made.data)).train()
+    run_recipe = make_recipe(root)
+    Trainer(run_recipe, prepare(run_recipe.data)).train()
     with open_run(root / "run") as trained:
-        return export(trained, root / "whole")
+        return export(trained, root / "unmodified")
 
 
 @pytest.fixture(scope="module")
-def scores(whole: Path) -> np.ndarray[Any, Any]:
-    return Scorer.open(whole).score(FRAME)
+def scores(unmodified: Path) -> np.ndarray[Any, Any]:
+    return Scorer.open(unmodified).score(FRAME)
 
 
 @pytest.fixture
-def copy(whole: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "copy"))
+def copy(unmodified: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(unmodified, tmp_path / "copy"))
 
 
 def files(folder: Path) -> list[Path]:
@@ -93,7 +95,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def reseal(folder: Path, change: Callable[[dict[str, Any]], object] = lambda content: None) -> None:
-    """What a writer of manifests can do: new hashes of all files, and any other change."""
+    """Change a manifest and update the hashes of all files, as an attacker can."""
     content = json.loads((folder / "manifest.json").read_text())
     del content["hash"]
     for name, entry in content["files"].items():
@@ -111,22 +113,22 @@ def refused(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_an_export_is_data_and_its_manifest_names_every_file(whole: Path) -> None:
-    names = [path.relative_to(whole).as_posix() for path in files(whole)]
+def test_an_export_is_data_and_its_manifest_names_every_file(unmodified: Path) -> None:
+    names = [path.relative_to(unmodified).as_posix() for path in files(unmodified)]
     vocabularies = ["vocabulary/0000-city.parquet", "vocabulary/0001-item.parquet"]
     assert names == ["README.txt", "manifest.json", "network.safetensors", "tables.safetensors", *vocabularies]
-    assert set(ExportManifest.read(whole).files) == set(names) - {"manifest.json"}
-    assert "rows_0" not in (whole / "README.txt").read_text()
-    # The files are what other readers of their formats take them for.
-    assert safetensors.numpy.load_file(whole / "tables.safetensors")["item"].shape == (30 + 16, 4)
-    check_files(whole, ExportManifest.read(whole).files)
+    assert set(ExportManifest.read(unmodified).files) == set(names) - {"manifest.json"}
+    assert "rows_0" not in (unmodified / "README.txt").read_text()
+    # Other readers of the formats can read the files.
+    assert safetensors.numpy.load_file(unmodified / "tables.safetensors")["item"].shape == (30 + 16, 4)
+    check_files(unmodified, ExportManifest.read(unmodified).files)
 
 
 @pytest.mark.slow
-def test_onnx_gives_the_same_scores(whole: Path, tmp_path: Path, scores: np.ndarray[Any, Any]) -> None:
+def test_onnx_gives_the_same_scores(unmodified: Path, tmp_path: Path, scores: np.ndarray[Any, Any]) -> None:
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
-    with open_run(whole.parent / "run") as trained:
+    with open_run(unmodified.parent / "run") as trained:
         folder = export(trained, tmp_path / "out", onnx=True)
         again = export(trained, tmp_path / "again", onnx=True)
     content = (folder / "network.onnx").read_bytes()
@@ -140,12 +142,12 @@ def test_onnx_gives_the_same_scores(whole: Path, tmp_path: Path, scores: np.ndar
     assert names == ["dense", "pooled", "rows_0", "mask_0"]
     for rows in (slice(None), slice(0, 1)):
         given = [part[rows].numpy() for part in (dense, pooled, *history.padded())]
-        (found,) = session.run(["score"], dict(zip(names, given, strict=True)))
-        np.testing.assert_allclose(found, scores[rows], rtol=1e-5, atol=1e-6)
+        (actual,) = session.run(["score"], dict(zip(names, given, strict=True)))
+        np.testing.assert_allclose(actual, scores[rows], rtol=1e-5, atol=1e-6)
 
 
-class Marks:
-    """What unpickling this does shows in a file."""
+class CreatesMarker:
+    """Unpickling this object creates a directory."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -156,10 +158,10 @@ class Marks:
 
 def test_a_pickle_in_any_file_never_runs(copy: Path, tmp_path: Path, scores: np.ndarray[Any, Any]) -> None:
     marker = tmp_path / "ran"
-    torch.save({"weights": Marks(marker)}, tmp_path / "pickle.pt")
+    torch.save({"weights": CreatesMarker(marker)}, tmp_path / "pickle.pt")
     for path in files(copy):
         kept = path.read_bytes()
-        for poison in (pickle.dumps(Marks(marker)), (tmp_path / "pickle.pt").read_bytes()):
+        for poison in (pickle.dumps(CreatesMarker(marker)), (tmp_path / "pickle.pt").read_bytes()):
             path.write_bytes(poison)
             if path.name == "manifest.json":
                 refused(copy)
@@ -174,13 +176,13 @@ def test_a_pickle_in_any_file_never_runs(copy: Path, tmp_path: Path, scores: np.
     assert not marker.exists()
 
 
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in JSON data, those of objects and lists too."""
+def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield every path in JSON data, including those of objects and lists."""
     if path:
         yield path
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in entries:
-        yield from leaves(inner, (*path, key))
+        yield from paths_in(inner, (*path, key))
 
 
 def put(content: Any, path: tuple[Any, ...], value: Any) -> None:
@@ -195,13 +197,16 @@ def drop(content: Any, path: tuple[Any, ...]) -> None:
     del content[path[-1]]
 
 
-def test_a_manifest_with_other_fields_is_refused_or_gives_scores(copy: Path, scores: np.ndarray[Any, Any]) -> None:
-    """Sealed again, every field is all that it may not be; some of it means the same, or another model."""
+def test_a_manifest_with_changed_fields_is_refused_or_gives_scores(copy: Path, scores: np.ndarray[Any, Any]) -> None:
+    """Every field is replaced by invalid values and the manifest is sealed again.
+
+    Some changes have the same meaning or describe another model.
+    """
     original = json.loads((copy / "manifest.json").read_text())
     del original["hash"]
     accepted, long = set(), 0
     values = (*VALUES, "absent")
-    for number, path in enumerate(leaves(original)):
+    for number, path in enumerate(paths_in(original)):
         for value in (values * 2)[number % len(values) :][:3]:
             content = json.loads(json.dumps(original))
             if value == "absent":
@@ -210,17 +215,17 @@ def test_a_manifest_with_other_fields_is_refused_or_gives_scores(copy: Path, sco
                 put(content, path, value)
             write_sealed(copy / "manifest.json", content)
             try:
-                found = Scorer.open(copy).score(FRAME)
+                result = Scorer.open(copy).score(FRAME)
             except ExportError as error:
                 long += "\n" in str(error) or len(str(error)) > 1000
                 continue
-            assert found.dtype == np.float32
-            assert ((found >= 0) & (found <= 1)).all()
-            if value == "absent":  # what has a default may be left out
-                np.testing.assert_array_equal(found, scores)
+            assert result.dtype == np.float32
+            assert ((result >= 0) & (result <= 1)).all()
+            if value == "absent":  # fields with a default may be missing
+                np.testing.assert_array_equal(result, scores)
             accepted.add(".".join(str(part) for part in path if not isinstance(part, int)))
     free = {
-        # Not read by scoring, or other numbers of the same meaning: a manifest's writer decides.
+        # Scoring does not read these fields, or other values are valid too.
         "schema.sparse.type", "schema.time_format", "schema.weight", "schema.sparse.beside",
         "schema.labels", "model.heads", "model.heads.kind", "model.heads.tower_mlp", "model.heads.experts",
         "model.heads.expert_mlp", "model.embedding_dims",
@@ -232,7 +237,7 @@ def test_a_manifest_with_other_fields_is_refused_or_gives_scores(copy: Path, sco
             "model.initial_rows", "model.initial_logit", "calibration",
         "moments.price.mean", "moments.price.deviation", "model.towers", "tables.city.float32_rows",
         "tables.item.float32_rows", "files.README.txt.bytes", "files.README.txt.hash",
-        # Ids of a base are those of the file all the same; a seed that is 0 may be put to 0.
+        # The ids of a base are those of the file in any case, and a seed that is 0 may be set to 0.
         "vocabularies.city.inherited", "vocabularies.item.inherited",
         "vocabularies.city.holes", "vocabularies.item.holes",
     }  # fmt: skip
@@ -257,7 +262,7 @@ def deep(depth: int) -> str:
         ('{"format": 5}', "hash"),
     ],
 )
-def test_manifests_that_are_no_manifest(copy: Path, text: str, message: str) -> None:
+def test_invalid_manifests_are_refused(copy: Path, text: str, message: str) -> None:
     (copy / "manifest.json").write_text(text)
     assert not missing(message, refused(copy))
 
@@ -267,16 +272,16 @@ def tensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def change_weights(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
-    """Other tensors, in a file as the library writes it, with hashes that fit."""
-    found = tensors(folder / name)
-    change(found)
-    safetensors.numpy.save_file(found, folder / name)
+    """Change tensors, write the file as the library does, and update the hashes."""
+    content = tensors(folder / name)
+    change(content)
+    safetensors.numpy.save_file(content, folder / name)
     reseal(folder)
 
 
-def first(found: dict[str, Any], make: Callable[[Any], Any]) -> None:
-    name = sorted(found)[0]
-    found[name] = make(found[name].copy())
+def change_first(content: dict[str, Any], make: Callable[[Any], Any]) -> None:
+    name = sorted(content)[0]
+    content[name] = make(content[name].copy())
 
 
 def with_value(value: float) -> Callable[[Any], Any]:
@@ -291,31 +296,31 @@ def with_value(value: float) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda found: first(found, with_value(float("nan"))), "number finite"),
-        (lambda found: first(found, with_value(float("inf"))), "number finite"),
-        (lambda found: first(found, lambda array: array.astype(np.int32)), "I32 F32"),
-        (lambda found: first(found, lambda array: array.astype(np.float64)), "F64"),
-        (lambda found: first(found, lambda array: array.astype(np.float16)), "F16"),
-        (lambda found: first(found, lambda array: array.reshape(1, -1, 1)), "F32"),
-        (lambda found: first(found, lambda array: array[:-1]), "F32"),
-        (lambda found: found.pop(sorted(found)[0]), "missing F32"),
-        (lambda found: found.update(extra=np.zeros(3, np.float32)), "tensor"),
-        (lambda found: found.clear(), "missing"),
+        (lambda arrays: change_first(arrays, with_value(float("nan"))), "number finite"),
+        (lambda arrays: change_first(arrays, with_value(float("inf"))), "number finite"),
+        (lambda arrays: change_first(arrays, lambda array: array.astype(np.int32)), "I32 F32"),
+        (lambda arrays: change_first(arrays, lambda array: array.astype(np.float64)), "F64"),
+        (lambda arrays: change_first(arrays, lambda array: array.astype(np.float16)), "F16"),
+        (lambda arrays: change_first(arrays, lambda array: array.reshape(1, -1, 1)), "F32"),
+        (lambda arrays: change_first(arrays, lambda array: array[:-1]), "F32"),
+        (lambda arrays: arrays.pop(sorted(arrays)[0]), "missing F32"),
+        (lambda arrays: arrays.update(extra=np.zeros(3, np.float32)), "tensor"),
+        (lambda arrays: arrays.clear(), "missing"),
     ],
 )
-def test_other_weights_with_hashes_that_fit_are_refused(copy: Path, name: str, change: Any, message: str) -> None:
+def test_invalid_weights_with_correct_hashes_are_refused(copy: Path, name: str, change: Any, message: str) -> None:
     change_weights(copy, name, change)
     assert not missing(message, refused(copy))
 
 
-def headers(path: Path) -> Iterator[bytes]:
-    """Files with headers that lie."""
+def invalid_headers(path: Path) -> Iterator[bytes]:
+    """Yield files with invalid headers."""
     content = path.read_bytes()
     size = struct.unpack("<Q", content[:8])[0]
     header, body = json.loads(content[8 : 8 + size]), content[8 + size :]
 
-    def file(found: Any) -> bytes:
-        text = found if isinstance(found, bytes) else json.dumps(found).encode()
+    def file(header: Any) -> bytes:
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
         return struct.pack("<Q", len(text)) + text + body
 
     name, other = list(header)[:2]
@@ -339,8 +344,8 @@ def headers(path: Path) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("name", ["network.safetensors", "tables.safetensors"])
-def test_headers_that_lie_are_refused(copy: Path, name: str) -> None:
-    for content in list(headers(copy / name)):
+def test_invalid_headers_are_refused(copy: Path, name: str) -> None:
+    for content in list(invalid_headers(copy / name)):
         (copy / name).write_bytes(content)
         reseal(copy)
         assert name in refused(copy)
@@ -351,44 +356,47 @@ def columns(path: Path) -> dict[str, pa.Array]:
     return {key: table[key].combine_chunks() for key in table.column_names}
 
 
-def swap_first(values: pa.Array, place: int, value: Any) -> pa.Array:
-    found = values.to_pylist()
-    found[place] = value
-    return pa.array(found, values.type)
+def replace_value(values: pa.Array, place: int, value: Any) -> pa.Array:
+    cells = values.to_pylist()
+    cells[place] = value
+    return pa.array(cells, values.type)
 
 
-def no_text(size: int) -> pa.Array:
-    """Bytes that claim to be text."""
+def invalid_text(size: int) -> pa.Array:
+    """Return bytes that are typed as text but are not."""
     buffers = pa.array([b"\xff\xfe" * (place + 1) for place in range(size)], pa.large_binary()).buffers()
     return pa.Array.from_buffers(pa.large_string(), size, buffers)
 
 
 @pytest.fixture(scope="module")
-def encoded(whole: Path) -> Path:
-    """An export of int8 rows, and some in float32."""
-    made = recipe(whole.parent).to_dict()
-    made |= {"memory": {"precision": "int8", "cache": {"fraction": 0.05}, "lookahead": 0}}
-    made["train"] |= {"run": str(whole.parent / "coded"), "batch_size": 2}
-    made["data"] |= {"path": str(whole.parent / "more"), "vocabulary": {"tail_buckets": 3000}}
-    changed = Recipe.from_dict(made)
+def encoded(unmodified: Path) -> Path:
+    """Return an export of int8 rows with some rows in float32."""
+    config = make_recipe(unmodified.parent).to_dict()
+    config |= {"memory": {"precision": "int8", "cache": {"fraction": 0.05}, "lookahead": 0}}
+    config["train"] |= {"run": str(unmodified.parent / "coded"), "batch_size": 2}
+    config["data"] |= {"path": str(unmodified.parent / "more"), "vocabulary": {"tail_buckets": 3000}}
+    changed = Recipe.from_dict(config)
     Trainer(changed, prepare(changed.data)).train()
-    with open_run(whole.parent / "coded") as trained:
-        return export(trained, whole.parent / "encoded")
+    with open_run(unmodified.parent / "coded") as trained:
+        return export(trained, unmodified.parent / "encoded")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda found: found["@rows/item"].__setitem__(0, -1), "'item' has rows outside of the table"),
-        (lambda found: found["@rows/item"].__setitem__(-1, 3030), "'item' has rows outside of the table"),
-        (lambda found: found["@rows/item"].__setitem__(1, found["@rows/item"][0]), "'item' has rows that do not rise"),
-        (lambda found: found["@float32/item"].fill(np.nan), "'@float32/item' has a number that is not finite"),
-        (lambda found: found["item"].fill(255), "'item' has a number that is not finite"),
-        (lambda found: found.update(item=found["item"][:, :-1].copy()), "'item' is U8"),
-        (lambda found: found.pop("@rows/item"), "'@rows/item' is missing"),
+        (lambda arrays: arrays["@rows/item"].__setitem__(0, -1), "'item' has rows outside of the table"),
+        (lambda arrays: arrays["@rows/item"].__setitem__(-1, 3030), "'item' has rows outside of the table"),
+        (
+            lambda arrays: arrays["@rows/item"].__setitem__(1, arrays["@rows/item"][0]),
+            "'item' has rows that do not rise",
+        ),
+        (lambda arrays: arrays["@float32/item"].fill(np.nan), "'@float32/item' has a number that is not finite"),
+        (lambda arrays: arrays["item"].fill(255), "'item' has a number that is not finite"),
+        (lambda arrays: arrays.update(item=arrays["item"][:, :-1].copy()), "'item' is U8"),
+        (lambda arrays: arrays.pop("@rows/item"), "'@rows/item' is missing"),
     ],
 )
-def test_encoded_tables_that_are_none_are_refused(encoded: Path, tmp_path: Path, change: Any, message: str) -> None:
+def test_invalid_encoded_tables_are_refused(encoded: Path, tmp_path: Path, change: Any, message: str) -> None:
     folder = Path(shutil.copytree(encoded, tmp_path / "copy"))
     assert ExportManifest.read(folder).tables["item"].float32_rows > 1
     assert ExportManifest.read(folder).tables["item"].codec == "int8"
@@ -405,18 +413,18 @@ VOCABULARIES: list[tuple[Any, str]] = [
     (lambda c: c | {"value": c["id"].cast(pa.float64())}, "values"),
     (lambda c: c | {"value": pa.array([[1]] * len(c["id"]))}, "values"),
     (lambda c: c | {"value": c["id"]}, "int32"),
-    (lambda c: c | {"value": swap_first(c["value"], -1, c["value"][-2].as_py())}, "values"),
-    (lambda c: c | {"value": swap_first(c["value"], -1, None)}, "rows"),
-    (lambda c: c | {"value": swap_first(c["value"], 0, c["value"][-1].as_py())}, ""),
-    (lambda c: c | {"id": swap_first(c["id"], 0, 1)}, "count"),
-    (lambda c: c | {"id": swap_first(c["id"], 3, -1)}, "count"),
-    (lambda c: c | {"id": swap_first(c["id"], 3, None)}, ""),
-    (lambda c: c | {"count": swap_first(c["count"], -1, -1)}, "counts"),
-    (lambda c: c | {"count": swap_first(c["count"], -1, 1 << 60)}, "counts"),
-    (lambda c: c | {"count": swap_first(c["count"], 1, None)}, ""),
+    (lambda c: c | {"value": replace_value(c["value"], -1, c["value"][-2].as_py())}, "values"),
+    (lambda c: c | {"value": replace_value(c["value"], -1, None)}, "rows"),
+    (lambda c: c | {"value": replace_value(c["value"], 0, c["value"][-1].as_py())}, ""),
+    (lambda c: c | {"id": replace_value(c["id"], 0, 1)}, "count"),
+    (lambda c: c | {"id": replace_value(c["id"], 3, -1)}, "count"),
+    (lambda c: c | {"id": replace_value(c["id"], 3, None)}, ""),
+    (lambda c: c | {"count": replace_value(c["count"], -1, -1)}, "counts"),
+    (lambda c: c | {"count": replace_value(c["count"], -1, 1 << 60)}, "counts"),
+    (lambda c: c | {"count": replace_value(c["count"], 1, None)}, ""),
     (lambda c: {key: array[:-1] for key, array in c.items()}, "rows"),
     (lambda c: {key: pa.concat_arrays([array, array]) for key, array in c.items()}, "rows"),
-    (lambda c: c | {"value": no_text(len(c["id"]))}, ""),
+    (lambda c: c | {"value": invalid_text(len(c["id"]))}, ""),
     (
         lambda c: (
             c
@@ -433,23 +441,23 @@ VOCABULARIES: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("place", range(len(VOCABULARIES)))
-def test_vocabularies_that_are_none_are_refused(copy: Path, number: int, place: int) -> None:
+def test_invalid_vocabularies_are_refused(copy: Path, number: int, place: int) -> None:
     change, message = VOCABULARIES[place]
     path = sorted((copy / "vocabulary").iterdir())[number]
     pq.write_table(pa.table(change(columns(path))), path)
     reseal(copy)
-    found = refused(copy)
-    assert not missing(f"{path.name} {message}", found)
+    error = refused(copy)
+    assert not missing(f"{path.name} {message}", error)
 
 
 def test_vocabularies_behind_links_are_neither_read_nor_exported(
-    whole: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    unmodified: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (copy / "vocabulary").symlink_to((copy / "vocabulary").rename(tmp_path / "folder"))
     assert not missing("link", refused(copy))
     for name in ("data", "run"):
-        shutil.copytree(whole.parent / name, tmp_path / name)
-    content = json.loads((tmp_path / "run" / "recipe.json").read_text().replace(str(whole.parent), str(tmp_path)))
+        shutil.copytree(unmodified.parent / name, tmp_path / name)
+    content = json.loads((tmp_path / "run" / "recipe.json").read_text().replace(str(unmodified.parent), str(tmp_path)))
     del content["hash"]
     write_sealed(tmp_path / "run" / "recipe.json", content)
     path = next((tmp_path / "data" / "vocabulary").iterdir())
@@ -459,15 +467,15 @@ def test_vocabularies_behind_links_are_neither_read_nor_exported(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_small_file_that_unfolds_to_gigabytes_is_refused(copy: Path) -> None:
+def test_a_small_file_that_decompresses_to_gigabytes_is_refused(copy: Path) -> None:
     path = copy / "vocabulary/0000-city.parquet"
-    found = columns(path)
-    long = pa.array(["x" * (1 << 22)] * len(found["id"]), pa.large_string())
-    pq.write_table(pa.table(found | {"value": long}), path, compression="zstd", use_dictionary=["value"])
+    content = columns(path)
+    long = pa.array(["x" * (1 << 22)] * len(content["id"]), pa.large_string())
+    pq.write_table(pa.table(content | {"value": long}), path, compression="zstd", use_dictionary=["value"])
     assert path.stat().st_size < 1 << 20
     reseal(copy)
     assert "its values are not distinct" in refused(copy) or "decompresses" in refused(copy)
-    pq.write_table(pa.table(found | {"value": long}), path, compression="zstd", use_dictionary=False)
+    pq.write_table(pa.table(content | {"value": long}), path, compression="zstd", use_dictionary=False)
     reseal(copy)
     assert "decompresses to" in refused(copy)
 
@@ -485,6 +493,8 @@ def test_models_too_large_to_build_are_refused_at_once(copy: Path, model: dict[s
 
 
 def test_weights_that_overflow_give_an_error_and_no_score(copy: Path) -> None:
-    change_weights(copy, "network.safetensors", lambda found: found.update({k: v * 0 + 3e38 for k, v in found.items()}))
+    change_weights(
+        copy, "network.safetensors", lambda arrays: arrays.update({k: v * 0 + 3e38 for k, v in arrays.items()})
+    )
     with refuses(ExportError, "score row 1"):
         Scorer.open(copy).score(FRAME)

@@ -1,4 +1,4 @@
-"""A scorer gives the scores of `stratarec predict`, from raw values and an export alone."""
+"""Test that a scorer computes the scores of `stratarec predict` from raw values and an export alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
-from serving.stranger import Stranger
+from serving.reference_scorer import ReferenceScorer
 
 from errors import refuses
 from recipes import tiny
@@ -64,7 +64,7 @@ MODELS: dict[str, Any] = {
 
 FIELDS: dict[str, Any] = {
     "lr": {"embedding_dim": 1},
-    # With a first-order weight a row has four columns, as kernels are compiled for.
+    # With a first-order weight a row has four columns, the width that kernels are compiled for.
     "fm": {"embedding_dim": 3},
     "wide_deep": {"embedding_dim": 3, "deep_mlp": [8]},
     "deepfm": {"embedding_dim": 3, "deep_mlp": [8], "dropout": 0.2, "batch_norm": True},
@@ -77,7 +77,7 @@ FIELDS: dict[str, Any] = {
     },
     "din": {"deep_mlp": [8]},
 }
-# Each pair of a model, a pooling of histories and groups.
+# Each combination of a model, a pooling of histories and groups.
 CASES = [
     ("dlrm", "mean", "auto"), ("dlrm", "target_attention", "none"), ("dlrm", "transformer", "auto"),
     ("dcnv2", "mean", "none"), ("dcnv2", "target_attention", "auto"), ("dcnv2", "transformer", "none"),
@@ -86,7 +86,7 @@ CASES = [
 
 
 def write_log(path: Path, rows: int = 1500) -> pl.DataFrame:
-    """Every kind of feature, missing values of each, and values that are rare."""
+    """Write a log with every kind of feature, missing values of each, and rare values."""
     draws = np.random.default_rng(5)
     item, city = draws.integers(0, 60, rows) ** 2, draws.integers(0, 9, rows)
     hidden = draws.random((4, rows)) < 0.1
@@ -126,7 +126,9 @@ SPARSE: list[dict[str, Any]] = [
 
 
 def with_histories(frame: pl.DataFrame) -> pl.DataFrame:
-    """The items of a user's clicks before a row, in the order of time and then of the log; by a plain loop."""
+    """Add the items that a user clicked before a row, by time and then by position in the log, computed by a plain
+    loop.
+    """
     rows = frame.to_dicts()
     order = sorted(range(len(rows)), key=lambda place: (rows[place]["time"], place))
     clicks = [rows[place] for place in order if rows[place]["label"] == 1 and rows[place]["item"] is not None]
@@ -168,7 +170,7 @@ def log(root: Path) -> pl.DataFrame:
 
 
 def exported(root: Path, name: str, made: dict[str, Any], **options: Any) -> pl.DataFrame:
-    """Train, predict every split and export; the scores, by row of the log."""
+    """Train, export, and predict every split. Return the scores by row of the log."""
     recipe = Recipe.from_dict(made | {"train": made["train"] | {"run": str(root / f"run-{name}")}})
     Trainer(recipe, prepare(recipe.data)).train()
     parts = []
@@ -181,10 +183,10 @@ def exported(root: Path, name: str, made: dict[str, Any], **options: Any) -> pl.
 
 
 @pytest.mark.parametrize(("kind", "pooling", "groups"), CASES)
-def test_scores_are_those_of_predict(root: Path, log: pl.DataFrame, kind: str, pooling: str, groups: str) -> None:
+def test_scores_match_predict(root: Path, log: pl.DataFrame, kind: str, pooling: str, groups: str) -> None:
     model = MODELS[kind] | {"history": {"pooling": pooling}, "pooling": "sum" if kind == "dcnv2" else "mean"}
     name = f"{kind}-{pooling}-{groups}"
-    # With a correction of probabilities, in one case of each pooling.
+    # One case of each pooling is calibrated.
     kinds = {"mean": "isotonic", "target_attention": "platt"}
     calibration = kinds.get(pooling, "none") if groups == "none" else "none"
     scores = exported(root, name, content(root, model, groups, calibration=calibration))
@@ -197,11 +199,11 @@ def test_scores_are_those_of_predict(root: Path, log: pl.DataFrame, kind: str, p
     assert scores["row"].to_list() == list(range(1, len(log) + 1))
     assert scores["score"].n_unique() > 1000
     np.testing.assert_allclose(actual, scores["score"].to_numpy(), rtol=2e-6, atol=1e-7)
-    # By whoever has read README.txt, and nothing of StrataRec.
-    stranger = Stranger(root / name)
-    theirs = [stranger.score(row) for row in log[:60].to_dicts()]
+    # A scorer that follows README.txt and does not use StrataRec.
+    reference = ReferenceScorer(root / name)
+    theirs = [reference.score(row) for row in log[:60].to_dicts()]
     np.testing.assert_allclose(theirs, scores["score"].to_numpy()[:60], rtol=1e-5, atol=1e-7)
-    # Some samples alone, as a service is asked.
+    # A few samples alone, as in a request to a service.
     few = scorer.score(log[100:103])
     np.testing.assert_allclose(few, actual[100:103], rtol=2e-6, atol=1e-7)
     assert scorer.score(log[:0]).shape == (0,)
@@ -209,18 +211,18 @@ def test_scores_are_those_of_predict(root: Path, log: pl.DataFrame, kind: str, p
 
 @pytest.mark.parametrize("kind", FIELDS)
 def test_every_model_is_exported(root: Path, log: pl.DataFrame, kind: str) -> None:
-    """In the log's own groups; to the scorer, and to a reader of README.txt."""
+    """Prepare with automatic groups, and compare the scorer and the reference scorer."""
     model = {"embedding_dim": 4, **FIELDS[kind], "kind": kind}
     config = content(root, model, "auto", max_steps=30)
     scores = exported(root, kind, config)["score"].to_numpy()
     np.testing.assert_allclose(Scorer.open(root / kind).score(log), scores, rtol=2e-6, atol=1e-7)
-    stranger = Stranger(root / kind)
-    theirs = [stranger.score(row) for row in log[:20].to_dicts()]
+    reference = ReferenceScorer(root / kind)
+    theirs = [reference.score(row) for row in log[:20].to_dicts()]
     np.testing.assert_allclose(theirs, scores[:20], rtol=2e-6, atol=1e-7)
     assert len(np.unique(scores)) > 200
 
 
-def test_scores_have_the_bits_of_predict_where_batches_hold_the_same_samples(root: Path, log: pl.DataFrame) -> None:
+def test_scores_match_predict_bit_for_bit_in_batches_of_the_same_samples(root: Path, log: pl.DataFrame) -> None:
     config = content(root, MODELS["dlrm"] | {"history": {"pooling": "target_attention"}}, "none")
     config["data"]["path"] = str(root / "one")
     scores = exported(root, "bits", config)
@@ -233,19 +235,19 @@ def test_scores_have_the_bits_of_predict_where_batches_hold_the_same_samples(roo
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4", "fp16", "fp32"])
-def test_tables_stay_in_the_precision_that_they_were_trained_in(root: Path, log: pl.DataFrame, precision: str) -> None:
+def test_tables_keep_the_precision_of_training(root: Path, log: pl.DataFrame, precision: str) -> None:
     config = content(root, MODELS["dlrm"] | {"history": {"pooling": "target_attention"}}, "none", batch_size=4)
     config["memory"] = {"precision": precision, "cache": {"fraction": 0.05}, "lookahead": 0}
     config["data"] |= {"path": str(root / "coded"), "vocabulary": {"overrides": {"item": {"tail_buckets": 1000}}}}
     config["train"] |= {"max_steps": 60}
     scores = exported(root, f"tiered-{precision}", config)["score"].to_numpy()
     scorer = Scorer.open(root / f"tiered-{precision}")
-    # Rows that training never asked for are rounded to nearest.
+    # Rows that training never looked up are rounded to nearest.
     near = {"rtol": 2e-6, "atol": 1e-7} if precision == "fp32" else {"rtol": 1e-2, "atol": 1e-3}
     np.testing.assert_allclose(scorer.score(log), scores, **near)
     np.testing.assert_allclose(scorer.score(log[7:8]), scores[7:8], **near)
-    stranger = Stranger(root / f"tiered-{precision}")
-    theirs = [stranger.score(row) for row in log[:60].to_dicts()]
+    reference = ReferenceScorer(root / f"tiered-{precision}")
+    theirs = [reference.score(row) for row in log[:60].to_dicts()]
     np.testing.assert_allclose(theirs, scorer.score(log)[:60], rtol=2e-6, atol=1e-7)
     table = scorer.manifest.tables["item"]
     assert table.codec == precision
@@ -309,7 +311,7 @@ def test_frames_that_are_no_log_are_refused(scorer: Scorer, log: pl.DataFrame, c
     assert "\n" not in str(caught.value)
 
 
-def test_bytes_that_are_no_text_are_refused(scorer: Scorer, log: pl.DataFrame) -> None:
+def test_bytes_that_are_not_text_are_refused(scorer: Scorer, log: pl.DataFrame) -> None:
     table = log[:1].to_arrow()
     bad = pa.Array.from_buffers(pa.large_string(), 1, pa.array([b"\xff"], pa.large_binary()).buffers())
     with refuses(DataError, "city UTF8"):
@@ -325,12 +327,12 @@ def test_threads_share_a_scorer(scorer: Scorer, log: pl.DataFrame) -> None:
 
 
 def whole_columns(scorer: Scorer, frame: Any) -> Any:
-    """The same without the way that few rows take."""
+    """Encode a frame without the fast path for a few rows."""
     encoder = scorer._model.encoder
-    return _told(lambda: encoder.encode_columns(read_frame(frame, encoder._schema), "the frame"))
+    return outcome_of(lambda: encoder.encode_columns(read_frame(frame, encoder._schema), "the frame"))
 
 
-def _told(encode: Callable[[], tuple[torch.Tensor, KeyedJagged]]) -> Any:
+def outcome_of(encode: Callable[[], tuple[torch.Tensor, KeyedJagged]]) -> Any:
     try:
         dense, sparse = encode()
     except DataError as error:
@@ -351,8 +353,11 @@ CELLS: dict[str, st.SearchStrategy[Any]] = {
 
 @settings(deadline=None, max_examples=75)
 @given(st.data())
-def test_few_rows_are_read_as_whole_columns_are(scorer: Scorer, log: pl.DataFrame, data: st.DataObject) -> None:
-    """A few rows of the log of which a column is anything: the same bits and ids, or nothing, and the same error."""
+def test_a_few_rows_are_read_like_full_columns(scorer: Scorer, log: pl.DataFrame, data: st.DataObject) -> None:
+    """Replace columns of a few rows of the log by any cells.
+
+    The bits and ids must be the same, or both paths fail with the same error.
+    """
     rows, first = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 1000))
     frame = log[first : first + rows].to_dict(as_series=False)
     for name in data.draw(st.lists(st.sampled_from(sorted(CELLS)), max_size=3)):
@@ -362,7 +367,7 @@ def test_few_rows_are_read_as_whole_columns_are(scorer: Scorer, log: pl.DataFram
         dense, sparse = actual
         assert (dense.numpy().tobytes(), sparse.values.tolist(), sparse.bag_offsets().tolist()) == expected
     elif actual is not None:
-        # Columns of Python's whole numbers from 2^63 on, which Polars does not take for a type.
+        # Columns of Python integers from 2^63 on, for which Polars has no type.
         assert "cannot be read" in expected
 
 
@@ -393,7 +398,7 @@ OBJECTS: dict[str, list[tuple[Any, Any]]] = {
         ([2.5], ...), ([1, "a"], ...), (range(3), ...), ({"a": 1}, ...), (np.zeros((1, 1), int), ...), ("1", ...),
     ],
 }  # fmt: skip
-"""Column -> pairs of a cell and the plain value that it equals, or ``...`` if it is refused."""
+"""Dictionary from a column to pairs of a cell and the equal plain value, or ``...`` if the cell is refused."""
 
 
 @pytest.mark.parametrize("rows", [2, 40])
@@ -401,7 +406,7 @@ OBJECTS: dict[str, list[tuple[Any, Any]]] = {
 def test_python_objects_are_read_as_plain_values_or_refused(
     scorer: Scorer, log: pl.DataFrame, name: str, rows: int
 ) -> None:
-    """In a few rows, and in as many as are read column by column."""
+    """Test both a few rows and enough rows to be read column by column."""
     frame = log[:rows].to_dict(as_series=False)
 
     def scores(cell: Any) -> NDArray[np.float32]:
@@ -450,7 +455,7 @@ def test_python_objects_are_read_as_plain_values_or_refused(
         ("city", pl.Series(["a", "b"]).cast(pl.Binary), None),
     ],
 )  # fmt: skip
-def test_columns_of_any_kind_are_read_or_refused(
+def test_columns_of_any_type_are_read_or_refused(
     scorer: Scorer, log: pl.DataFrame, name: str, column: Any, expected: list[Any] | None
 ) -> None:
     frame = log[:2].to_dict(as_series=False)
@@ -470,7 +475,7 @@ def test_columns_of_any_kind_are_read_or_refused(
         pl.Series("value", [], dtype=pl.String),
     ],
 )
-def test_searching_finds_what_joining_finds(values: pl.Series) -> None:
+def test_binary_search_gives_the_ids_of_a_join(values: pl.Series) -> None:
     counted = pl.DataFrame({"value": values, "count": np.arange(len(values)) + 2})
     vocabulary = Vocabulary.rank(counted, VocabularyLimits(tail_buckets=3))
     strange = ["q", "aa"] if values.dtype == pl.String else [1, 9, 2**40]
@@ -515,6 +520,6 @@ def test_tables_stay_in_their_file(root: Path, log: pl.DataFrame) -> None:
     ]
     assert (root / "wide-export" / "tables.safetensors").stat().st_size > 128e6
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    # Ids, counts and values of the vocabularies, and modules that scoring imports, take less than the tables (128 MB).
+    # Vocabularies and the modules that scoring imports take less memory than the tables (128 MB).
     assert int(done.stdout) < 100, f"{done.stdout} MiB"
     np.testing.assert_allclose(np.load(root / "s.npy"), scores["score"].to_numpy(), rtol=2e-6, atol=1e-7)

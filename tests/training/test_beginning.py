@@ -41,7 +41,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "memory": {}, "int8": {}, "log": {"rows": "all", "weight_decay": 0.1},
 }  # fmt: skip
-"""Of the run under each memory."""
+"""Optimizer of the run under each memory section."""
 Rows = dict[Any, tuple[np.ndarray[Any, Any], ...]]
 
 

@@ -25,7 +25,7 @@ from stratarec.training.trainer import Trainer
 
 HOUR, FIRST = 3_600, 1_600_000_000 // 3_600 * 3_600
 HOURS = 6
-"""Of a file."""
+"""Hours of log in a file."""
 
 
 def write_logs(root: Path, files: int, clicks: int) -> list[Path]:

@@ -45,17 +45,17 @@ class Case:
 
     train: dict[str, Any]
     stopped: int = 23
-    """Steps of the first part."""
+    """Number of steps of the first part."""
     epoch: int = 0
-    """In which the second part begins."""
+    """Epoch in which the second part begins."""
     again: bool = True
-    """Whether it begins with the earlier of two checkpoints, so that some steps are trained twice."""
+    """Whether the second part starts from the earlier of two checkpoints, so that some steps are trained twice."""
     whole: dict[str, Any] = field(default_factory=dict)
-    """Other fields of the run that was not stopped, which change no bit."""
+    """Other fields of the uninterrupted run, which change no bit."""
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of the recipe, beside ``train``."""
+    """Other sections of the recipe than ``train``."""
     check: Callable[[Trainer], None] | None = None
-    """That what is tested was there."""
+    """Check that the run used the tested feature."""
 
 
 ADAM_OF_ALL_ROWS = {"kind": "adam", "rows": "all", "weight_decay": 0.01}

@@ -1,4 +1,4 @@
-"""Histories in drafted recipes: where there is enough to learn from, and validation does not lose by them."""
+"""Test histories in drafted recipes: they are added if there is enough data and validation does not get worse."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def names(content: Mapping[str, Any]) -> list[str]:
 
 @pytest.fixture
 def losses(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Mean losses of the short trainings, by whether the recipe has the history; what was trained is recorded."""
+    """Replace the short trainings by given mean losses with and without a history, and record what was trained."""
     means, draws = {"True": 0.6, "False": 0.6}, np.random.default_rng(0)
 
     def trained(content: Mapping[str, Any], folder: Path) -> pl.DataFrame:
@@ -95,7 +95,7 @@ def test_a_large_log_is_not_trained(tmp_path: Path, losses: dict[str, float], mo
 
 
 @pytest.mark.slow
-def test_short_trainings_keep_a_history_only_where_users_differ(tmp_path: Path) -> None:
+def test_short_trainings_keep_a_history_only_if_users_differ(tmp_path: Path) -> None:
     for name, options, is_kept in (("taste", {"users": 600, "taste": 2.0}, True), ("none", {}, False)):
         recipe, _, _ = draft(log(tmp_path / f"{name}.csv", **options), tmp_path / f"{name}.yaml")
         assert ("item_id_history" in names(yaml.safe_load(recipe.read_text()))) == is_kept

@@ -1,4 +1,4 @@
-"""Drafts of logs with hostile names and values: none of them adds a field, a line, or a word of a command."""
+"""Test drafts of logs with hostile names and values: none adds a field, a line, or a word of a command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMES = st.one_of(TEXTS, TEXTS.map(lambda text: text * 70), st.text(max_size=250
 
 
 def log(names: list[str], value: str) -> pl.DataFrame:
-    """A log with columns of these names, every other one of texts that begin with `value`."""
+    """Write a log with columns of these names. Every other column has texts that begin with `value`."""
     rows = range(400)
     columns: dict[str, list[Any]] = {
         name: [f"{value}{row * 7 % 5}" if place % 2 else row * 7 % 9 / 2 for row in rows]
@@ -55,7 +55,7 @@ def write(frame: pl.DataFrame, path: Path) -> Path:
 
 
 def features_of(text: str) -> set[str]:
-    """The features of a draft, which has only fields that `init` writes."""
+    """Return the features of a draft and check that it has only fields that `init` writes."""
     assert all(visible(line) == line for line in text.split("\n"))
     content = yaml.safe_load(text)
     data = content["data"]
@@ -90,7 +90,9 @@ def test_any_log_gives_a_draft_or_one_error(
     frame = log([name for name in names if name not in OWN], value)
     path, draft = write(frame, folder / f"log.{'csv' if kind == 'csv' else 'parquet'}"), folder / "draft.yaml"
     code = main(["init", str(path), "-o", str(draft)])
-    assert code == 0 or (code == 2 and kind == "csv" and not draft.exists())  # a CSV header may be no header
+    assert code == 0 or (
+        code == 2 and kind == "csv" and not draft.exists()
+    )  # a CSV header may not be recognized as one
     if code == 0:
         known = {name.strip() if kind == "csv" else name for name in frame.columns}
         assert features_of(draft.read_text()) <= {*known, *(f"{name}_history" for name in known)}

@@ -1,4 +1,6 @@
-"""`stratarec init`: a recipe that works, with reasons. It reports what it cannot guess and overwrites nothing."""
+"""Test `stratarec init`: it drafts a valid recipe with reasons, reports what it cannot guess, and overwrites
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def test_a_number_whose_values_predict_more_than_its_order_is_an_id(tmp_path: Pa
     )
     result = roles(write(frame, tmp_path / "log.csv"), label="good")
     assert result == {"good": "label", "student": "sparse", "age": "dense"}
-    # Labels in random order tell nothing of either.
+    # Random labels say nothing about either.
     frame = frame.with_columns(pl.col("good").shuffle(seed=1))
     assert roles(write(frame, tmp_path / "log.csv"), label="good") == {**result, "student": "dense"}
 
@@ -175,7 +177,7 @@ def test_labels_are_detected(column: str, values: list[Any], expected: object, t
         (["log.csv", "-o", "there.yaml"], "there.yaml --output"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_drafted_is_one_line_and_nothing_is_written(
+def test_a_log_that_cannot_be_drafted_is_one_line_and_nothing_is_written(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

@@ -1,4 +1,4 @@
-"""Logs as people have them, and what `init` makes of them: each is prepared as it is drafted."""
+"""Test `init` on realistic logs: each draft can be prepared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Columns = dict[str, Sequence[Any]]
 
 
 def moments(form: str, seconds: int = 30 * 86_400) -> list[str]:
-    """Times in order."""
+    """Return times in order."""
     steps = np.sort(np.random.default_rng(1).integers(0, seconds, ROWS))
     return [(START + timedelta(seconds=int(step))).strftime(form) for step in steps]
 
@@ -36,7 +36,7 @@ def picks(values: Sequence[Any], seed: int = 2) -> list[Any]:
 
 
 def skewed(most: int, seed: int = 3) -> list[int]:
-    """Codes in no order, some of them frequent."""
+    """Return codes in no particular order, some of them frequent."""
     draws = np.random.default_rng(seed)
     return draws.permutation(most)[np.minimum(draws.zipf(1.3, ROWS), most - 1)].tolist()  # type: ignore[no-any-return]
 
@@ -90,7 +90,7 @@ def money() -> Columns:
     }  # fmt: skip
 
 
-# Name, text and its fields' mark, columns, options; then roles, and what stands in the draft or is said.
+# Name, separator, columns and options; then the expected roles, and texts in the draft or in the output.
 CASES: list[tuple[str, str, Callable[[], Columns], list[str], dict[str, str], list[str]]] = [
     ("coupons", ",", coupons, [],
      {"customer_id": "user", "coupon_id": "sparse", "sent": "time", "redeemed_on": "ignored", "paid": "ignored",
@@ -144,7 +144,7 @@ def write(path: Path, mark: str, columns: Columns) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join([case[0], *case[3]]))
-def test_a_newcomers_log_is_drafted_and_prepared(
+def test_a_new_users_log_is_drafted_and_prepared(
     case: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, mark, columns, options, expected, texts = case
@@ -175,7 +175,7 @@ def test_a_newcomers_log_is_drafted_and_prepared(
         (["November 14, 2023", "Dec 1, 2023"], "%B %d, %Y", "2023-11-14 00:00:00", ""),
         (["14-Nov-2023", "01-Dec-2023"], "%d-%B-%Y", "2023-11-14 00:00:00", ""),
         (["14/Nov/2023:22:13:00 +0100", "14/Nov/2023:22:14:00 +0100"], "%d/%b/%Y:%H:%M:%S %z", "2023-11-14 21:13", ""),
-        # Ambiguous: the rows are in order by one of them, or the log is short by one of them.
+        # Ambiguous formats: the rows are sorted under only one of them, or the log is shorter under one of them.
         (["01/11/2023", "02/11/2023", "03/11/2023", "01/12/2023"], "%d/%m/%Y", "2023-11-01", "%m/%d/%Y also fits"),
         (["11/01/2023", "11/02/2023", "11/03/2023", "12/01/2023"], "%m/%d/%Y", "2023-11-01", "%d/%m/%Y also fits"),
         ([2023111422, 2023120108], "%Y%m%d%H", "2023-11-14 22:00:00", ""),
@@ -196,7 +196,7 @@ def test_a_newcomers_log_is_drafted_and_prepared(
         (["14/11/2023", "31/02/2023"], None, "", ""),
     ],
 )  # fmt: skip
-def test_times_are_read_as_they_are_written(values: list[Any], form: str | None, first: str, said: str) -> None:
+def test_times_are_read_in_their_format(values: list[Any], form: str | None, first: str, said: str) -> None:
     result = as_times(pl.Series("x", values))
     if form is None:
         assert result is None
@@ -236,7 +236,7 @@ def test_lists_as_text_are_drafted_with_their_values(
     assert len(values) > 0.7 * len(everything)  # those of the training split
 
 
-def test_decimals_and_padded_ids_are_drafted_as_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decimals_and_padded_ids_are_drafted_correctly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     items = [Decimal(10**15 + each) for each in picks(range(40))]
     frame = pl.DataFrame(
@@ -281,7 +281,7 @@ LABEL = np.random.default_rng(8).random(4000) < 0.1
         (np.random.default_rng(9).normal(LABEL * 2.6), "a leak, unless it is known before the event", False),
         (LABEL & (np.arange(4000) % 4 == 0), "True only where click is 1", True),
         (np.where(LABEL & (np.arange(4000) % 4 == 0), 1, 0), "1 only where click is 1", True),
-        # Honest ones, however strong, rare or unique they are.
+        # Features that do not reveal the label, although they are strong, rare or unique.
         (np.random.default_rng(9).normal(LABEL * 1.5), "", False),
         (np.where(np.arange(4000) == int(np.argmax(LABEL)), 1.0, np.nan), "", False),
         (np.where(np.random.default_rng(9).random(4000) < 0.5, np.nan, 1.0), "", False),
@@ -291,7 +291,7 @@ LABEL = np.random.default_rng(8).random(4000) < 0.1
         (np.random.default_rng(9).integers(0, 1500, 4000), "", False),
     ],
 )
-def test_what_knows_the_label_is_named(values: Any, text: str, certain: bool) -> None:
+def test_features_that_reveal_the_label_are_named(values: Any, text: str, certain: bool) -> None:
     result = find_leak(pl.Series("x", values), pl.Series(LABEL), "click")
     assert (result is not None) == bool(text)
     if result is not None:

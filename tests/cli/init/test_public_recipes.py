@@ -1,4 +1,4 @@
-"""Recipes of public data sets read files of their columns, split by file, and train."""
+"""Test that recipes of public data sets read files with their columns, split by file, and train."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = {"train": 80, "valid": 20, "test": 30}
 
 
 def frame(schema: Schema, rows: int, rare: bool) -> pl.DataFrame:
-    """Values of few kinds; where `rare`, one that the training file has not."""
+    """Return a frame with few distinct values. With `rare`, one value is not in the training file."""
     draws = np.random.default_rng(rows)
     columns: dict[str, Any] = {schema.label_column: draws.integers(0, 2, rows)}
     columns |= {feature.name: draws.random(rows).round(3) for feature in schema.dense}
@@ -38,7 +38,7 @@ def frame(schema: Schema, rows: int, rare: bool) -> pl.DataFrame:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "frappe_x1" else pytest.mark.slow) for name in PUBLIC]
 )
-def test_files_of_its_columns_are_prepared_and_trained_on(name: str, tmp_path: Path) -> None:
+def test_files_with_the_columns_are_prepared_and_trained_on(name: str, tmp_path: Path) -> None:
     path = RECIPES / f"{name}.yaml"
     schema: Schema = Recipe.load(path).data.source.schema  # type: ignore[union-attr]
     parquet = name == "frappe_x1"
@@ -55,7 +55,7 @@ def test_files_of_its_columns_are_prepared_and_trained_on(name: str, tmp_path: P
     recipe = Recipe.load(path, [*fields, *small[Recipe.load(path).model.kind]])
     dataset = prepare(recipe.data)
     assert {split: dataset.samples(split) for split in ROWS} == ROWS
-    # What validation and test alone have shares one row with what is too rare.
+    # Values that occur only in validation and test share a row with rare values.
     once = recipe.data.vocabulary.min_count
     assert all(rows == 3 + 1 for rows in dataset.table_rows().values()), f"min_count {once}"
     assert Trainer(recipe, dataset).train()["test"]["auc"] is not None

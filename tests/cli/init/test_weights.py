@@ -1,4 +1,6 @@
-"""Columns of sample weights: found by name and values, and what a draft with one predicts."""
+"""Test columns of sample weights: they are detected by name and values, and a draft with one predicts the right
+rate.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def write(path: Path, click: NDArray[np.int64], **columns: object) -> str:
         ("sample_weight", lambda click: [None, *[1.5, 2.0] * (ROWS // 2 - 1), 2.5], "dense"),
     ],
 )
-def test_a_weight_is_known_by_its_name_and_values(name: str, values: Values, role: str, tmp_path: Path) -> None:
+def test_a_weight_is_detected_by_its_name_and_values(name: str, values: Values, role: str, tmp_path: Path) -> None:
     path = write(tmp_path / "log.csv", CLICKS, **{name: values(CLICKS)})
     result = guess(read_sample((path,)))
     assert {each.name: each.role for each in result.columns} == {"item": "sparse", "click": "label", name: role}

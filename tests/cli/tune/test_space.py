@@ -1,4 +1,4 @@
-"""Spaces of `stratarec tune`: what may be searched, and what is refused before anything is trained."""
+"""Test search spaces of `stratarec tune`: allowed forms, and errors before any training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def content(tmp_path: Path) -> dict[str, Any]:
     return tiny(tmp_path)
 
 
-def test_forms_give_numbers_whole_numbers_and_values(content: dict[str, Any], tmp_path: Path) -> None:
+def test_forms_give_floats_integers_and_values(content: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "space.yaml").write_text("train.batch_size: log(64, 1024)\nmodel.top_mlp: choice([16], [32, 16])\n")
     space = Space.read(
         [str(tmp_path / "space.yaml"), "train.dense.learning_rate=log(1e-4,1e-2)", "model.dropout = uniform(0, 0.5)"],
@@ -30,7 +30,7 @@ def test_forms_give_numbers_whole_numbers_and_values(content: dict[str, Any], tm
         "train.dense.learning_rate": Range(low=1e-4, high=1e-2, log=True, whole=False),
         "model.dropout": Range(low=0, high=0.5, log=False, whole=False),
     }
-    # The recipe's own values begin, where they lie in the space.
+    # The recipe's own values are tried first if they are in the space.
     assert space.own(content) == {
         "train.batch_size": 128, "model.top_mlp": "[16]", "train.dense.learning_rate": 0.001, "model.dropout": 0.0,
     }  # fmt: skip
@@ -39,7 +39,7 @@ def test_forms_give_numbers_whole_numbers_and_values(content: dict[str, Any], tm
     assert narrow.own(content) == {"model.dropout": 0.0}
 
 
-def test_evaluations_come_after_as_many_samples_whatever_the_batch(content: dict[str, Any], tmp_path: Path) -> None:
+def test_evaluations_come_after_as_many_samples_for_any_batch_size(content: dict[str, Any], tmp_path: Path) -> None:
     def steps(**values: int) -> Any:
         fields = {f"train.{name}": value for name, value in values.items()}
         return Trial(content=content, values=fields, run=tmp_path).overrides.get("train.eval_every")

@@ -1,4 +1,4 @@
-"""`stratarec tune`: trials by validation alone, that resume where they were stopped."""
+"""Test `stratarec tune`: trials are compared by validation alone and resume after a stop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SPACE = ("train.dense.learning_rate=log(1e-4,1e-1)", "train.batch_size=choice(64
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set without the files of the test split: reading any of them is an error."""
+    """Return a data set without the files of the test split, so that reading them is an error."""
     root = tmp_path_factory.mktemp("home")
     dataset = prepared(Recipe.from_dict(content(root)).data)
     for entry in dataset.manifest.files("test"):
@@ -61,19 +61,19 @@ def tuned(root: Path, folder: Path, trials: int, items: tuple[str, ...] = SPACE,
 
 
 def history(folder: Path) -> list[tuple[Any, ...]]:
-    """Return values, end and validation metrics of the trials that have ended."""
+    """Return values, end and validation metrics of the finished trials."""
     trials = json.loads((folder / "study" / "study.json").read_text())["trials"]
     return [(each["params"], each["state"], each["evaluations"]) for each in trials if each["state"] != "running"]
 
 
 @pytest.fixture(scope="module")
-def whole(home: Path) -> tuple[Path, Best]:
-    """A study of four trials."""
+def complete_study(home: Path) -> tuple[Path, Best]:
+    """Run a study of four trials."""
     return home / "whole", tuned(home, home / "whole", 4)
 
 
-def test_it_tunes_without_a_test_split_to_read(home: Path, whole: tuple[Path, Best]) -> None:
-    folder, best = whole
+def test_tuning_does_not_read_the_test_split(home: Path, complete_study: tuple[Path, Best]) -> None:
+    folder, best = complete_study
     with pytest.raises(DatasetError, match="test"):
         Dataset.open(home / "data")
     untested = Dataset.open(home / "data", verify="used", untouched=("test",))
@@ -90,10 +90,10 @@ def test_it_tunes_without_a_test_split_to_read(home: Path, whole: tuple[Path, Be
     assert "train.dense.learning_rate" in trials.columns
 
 
-def test_the_best_recipe_trains_to_the_figures_of_its_trial(
-    home: Path, whole: tuple[Path, Best], tmp_path: Path
+def test_the_best_recipe_trains_to_the_metrics_of_its_trial(
+    home: Path, complete_study: tuple[Path, Best], tmp_path: Path
 ) -> None:
-    folder, best = whole
+    folder, best = complete_study
     assert [path.parent for path in folder.glob("trial-*/checkpoints")] == [best.run]
     result = yaml.safe_load(best.recipe.read_text())
     assert result["train"]["batch_size"] == best.values["train.batch_size"]
@@ -104,8 +104,10 @@ def test_the_best_recipe_trains_to_the_figures_of_its_trial(
     assert min(entry["log_loss"] for entry in position.evaluations) == best.value
 
 
-def test_the_same_call_resumes_and_then_has_nothing_to_do(home: Path, whole: tuple[Path, Best], tmp_path: Path) -> None:
-    folder, best = whole
+def test_the_same_call_resumes_and_then_has_nothing_to_do(
+    home: Path, complete_study: tuple[Path, Best], tmp_path: Path
+) -> None:
+    folder, best = complete_study
     shutil.copytree(folder, tmp_path / "copy")
     before = history(folder)
     assert tuned(home, folder, 3).value == best.value
@@ -116,17 +118,17 @@ def test_the_same_call_resumes_and_then_has_nothing_to_do(home: Path, whole: tup
 
 
 @pytest.mark.slow
-def test_a_study_that_is_killed_at_any_moment_is_the_one_that_was_not(
-    home: Path, whole: tuple[Path, Best], tmp_path: Path
+def test_a_killed_study_matches_an_uninterrupted_one(
+    home: Path, complete_study: tuple[Path, Best], tmp_path: Path
 ) -> None:
-    folder, best = whole
+    folder, best = complete_study
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(content(home)))
     command = [sys.executable, "-m", "stratarec", "tune", "-q", str(tmp_path / "r.yaml"), "--space", *SPACE]
     command += ["--trials", "4", "-o", str(tmp_path / "out")]
     draws = random.Random(7)
     for _ in range(KILLS + 1):
         with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-            # Not before it has begun: a start takes longer than a trial.
+            # Do not kill before the first trial, because a start takes longer than a trial.
             until = time.monotonic() + 60
             before = _written(tmp_path / "out")
             while _written(tmp_path / "out") == before and process.poll() is None and time.monotonic() < until:
@@ -144,7 +146,7 @@ def _written(folder: Path) -> int:
 
 
 def forged(folder: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
-    """Trials that somebody else wrote, sealed as ours are."""
+    """Change the trials of a study and seal the file again."""
     study = json.loads((folder / "study" / "study.json").read_text())
     study.pop("hash")
     write_sealed(folder / "study" / "study.json", {**study, "trials": change(study["trials"])})
@@ -163,15 +165,15 @@ def forged(folder: Path, change: Callable[[list[dict[str, Any]]], list[dict[str,
     ],
 )
 def test_a_study_with_impossible_content_is_refused(
-    home: Path, whole: tuple[Path, Best], tmp_path: Path, changed: dict[str, Any], message: str
+    home: Path, complete_study: tuple[Path, Best], tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
-    shutil.copytree(whole[0], tmp_path / "out", ignore=shutil.ignore_patterns("trial-*"))
+    shutil.copytree(complete_study[0], tmp_path / "out", ignore=shutil.ignore_patterns("trial-*"))
     forged(tmp_path / "out", lambda trials: [trials[0] | changed, *trials[1:]])
     with refuses(ConfigError, f"study.json {message} --output"):
         tuned(home, tmp_path / "out", 5)
 
 
-def test_trials_that_do_worse_end_early(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_trials_end_early(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
 
     def train(self: Trial, dataset: Dataset, watch: Callable[[int, float], None]) -> float:
@@ -188,8 +190,8 @@ def test_trials_that_do_worse_end_early(home: Path, tmp_path: Path, monkeypatch:
     assert told == [3] * 5 + [0] * 3
 
 
-def test_one_study_a_directory_and_one_process_a_study(home: Path, whole: tuple[Path, Best]) -> None:
-    folder, _ = whole
+def test_a_directory_has_one_study_and_a_study_one_process(home: Path, complete_study: tuple[Path, Best]) -> None:
+    folder, _ = complete_study
     with refuses(ConfigError, "recipe.train.max_steps 15 16"):
         tuned(home, folder, 9, max_steps=16)
     with refuses(ConfigError, "space.train.batch_size"):

@@ -1,4 +1,4 @@
-"""Scores by an export's files alone, written without knowledge of StrataRec: it does not import it."""
+"""Compute scores from the files of an export alone, without importing StrataRec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn import functional
 WORD = (1 << 64) - 1
 
 
-def hashed(value: Any) -> int:
+def hash_value(value: Any) -> int:
     if isinstance(value, str):
         return xxhash.xxh3_64_intdigest(value.encode(), seed=0)
     z = (value + 0x5DEECE66D) & WORD
@@ -25,7 +25,7 @@ def hashed(value: Any) -> int:
     return z ^ z >> 31
 
 
-class Stranger:
+class ReferenceScorer:
     def __init__(self, folder: Path) -> None:
         self.about = json.loads((folder / "manifest.json").read_text())
         self.n, self.tables = load_file(folder / "network.safetensors"), load_file(folder / "tables.safetensors")
@@ -84,7 +84,7 @@ class Stranger:
     def id(self, value: Any, vocabulary: str) -> int:
         entry = self.about["vocabularies"][vocabulary]
         value = str(value) if entry["type"] == "String" else value
-        return self.ids[vocabulary].get(value, hashed(value) % entry["tail_buckets"])
+        return self.ids[vocabulary].get(value, hash_value(value) % entry["tail_buckets"])
 
     def rows(self, table: str, ids: list[int]) -> torch.Tensor:
         entry, stored = self.about["tables"][table], self.tables[table][ids]
