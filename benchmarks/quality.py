@@ -173,11 +173,11 @@ def trained(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     return {
         "auc": result["test"]["auc"], "log_loss": result["test"]["log_loss"], "steps": result["steps"],
         "best_step": best, "seconds_to_best": at_best["seconds"], "seconds": watch.now[0], "evaluations": evaluations,
-        "rows_behind_caches": behind_caches(trainer.plan),
+        "rows_behind_caches": cached_share(trainer.plan),
     }  # fmt: skip
 
 
-def behind_caches(plan: Plan | None) -> float:
+def cached_share(plan: Plan | None) -> float:
     """Return the share of all rows that are not stored as float32 in level 0."""
     tables = () if plan is None else plan.tables
     cached = sum(placed.rows for placed in tables if placed.tier != "level0")

@@ -107,14 +107,14 @@ class Cell:
     def train(self, root: Path, **train: Any) -> Path:
         """Train the run to its end and return its directory."""
         content = self.recipe(root, **train)
-        with started(content, root, self.ranks, plan=self.plan(root)) as process:
+        with start_training(content, root, self.ranks, plan=self.plan(root)) as process:
             _, error = process.communicate(timeout=600)
             _require(process.returncode == 0, f"{self.name}: {error[-2000:]}")
         return Path(content["train"]["run"])
 
 
 @contextmanager
-def started(
+def start_training(
     content: dict[str, Any], root: Path, ranks: int, *options: str, plan: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """Run `stratarec train` with `ranks` ranks in a child process."""
@@ -146,17 +146,17 @@ def model(run: Path) -> Model:
         return {**rows, **{name: value.numpy().copy() for name, value in dense.items()}}
 
 
-def farthest(actual: Model, expected: Model) -> float:
+def largest_difference(actual: Model, expected: Model) -> float:
     """Return the largest difference relative to the largest number of its tensor; 0 if all bits are equal."""
-    return max(float(distances.max()) for distances in _distances(actual, expected))
+    return max(float(distances.max()) for distances in _relative_differences(actual, expected))
 
 
-def typical(actual: Model, expected: Model) -> float:
+def mean_difference(actual: Model, expected: Model) -> float:
     """Return the mean difference relative to the largest number of a tensor, of the tensor where it is largest."""
-    return max(float(distances.mean()) for distances in _distances(actual, expected))
+    return max(float(distances.mean()) for distances in _relative_differences(actual, expected))
 
 
-def _distances(actual: Model, expected: Model) -> Iterator[NDArray[Any]]:
+def _relative_differences(actual: Model, expected: Model) -> Iterator[NDArray[Any]]:
     _require(actual.keys() == expected.keys(), "the models differ in their tensors")
     return (np.abs(actual[name] - values) / max(np.abs(values).max(), 1e-30) for name, values in expected.items())
 
@@ -176,7 +176,7 @@ def cells(quick: bool) -> Iterator[tuple[Cell, list[Cell]]]:
         )
 
 
-def exactness(root: Path, quick: bool) -> list[dict[str, Any]]:
+def compare_ranks(root: Path, quick: bool) -> list[dict[str, Any]]:
     """Compare ranks with one process, and two runs of the same ranks with each other."""
     rows = []
     for one, others in cells(quick):
@@ -184,17 +184,24 @@ def exactness(root: Path, quick: bool) -> list[dict[str, Any]]:
         for cell in others:
             run = cell.train(root)
             actual = model(run)
-            rows.append({**vars(cell), "farthest": farthest(actual, expected), "mean": typical(actual, expected)})
+            rows.append(
+                {
+                    **vars(cell),
+                    "farthest": largest_difference(actual, expected),
+                    "mean": mean_difference(actual, expected),
+                }
+            )
             print(rows[-1], file=sys.stderr, flush=True)
             if (cell.ranks, cell.sharding) == (2, "row"):
                 shutil.rmtree(run)
                 _require(
-                    farthest(model(cell.train(root)), actual) == 0, f"{cell.name}: the second run is not bitwise equal"
+                    largest_difference(model(cell.train(root)), actual) == 0,
+                    f"{cell.name}: the second run is not bitwise equal",
                 )
     return rows
 
 
-def kills(root: Path, count: int) -> list[dict[str, Any]]:
+def kill_ranks(root: Path, count: int) -> list[dict[str, Any]]:
     """Kill a random rank at a random moment, `count` times; torchrun restarts the ranks."""
     draws, results = random.Random(7), []
     for ranks, home in ((2, "log"), (4, "dram")):
@@ -206,7 +213,7 @@ def kills(root: Path, count: int) -> list[dict[str, Any]]:
             run = root / "runs" / f"killed-{ranks}-{number}"
             results.append({"ranks": ranks, "home": home, **_killed(cell, root, run, options, draws)})
             print(results[-1], file=sys.stderr, flush=True)
-            _require(farthest(model(run), expected) == 0, f"{run}: not bitwise equal to a run without a kill")
+            _require(largest_difference(model(run), expected) == 0, f"{run}: not bitwise equal to a run without a kill")
             left = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".")]
             _require(not left, f"{run}: temporary checkpoints {left} remain")
     return results
@@ -215,7 +222,7 @@ def kills(root: Path, count: int) -> list[dict[str, Any]]:
 def _killed(cell: Cell, root: Path, run: Path, options: dict[str, Any], draws: random.Random) -> dict[str, Any]:
     """Run once with one kill and return the seconds from the kill to the end."""
     content = cell.recipe(root, **options, run=str(run))
-    with started(content, root, cell.ranks, "--max-restarts", "3", plan=cell.plan(root)) as process:
+    with start_training(content, root, cell.ranks, "--max-restarts", "3", plan=cell.plan(root)) as process:
         while not ranks_of(process.pid):
             time.sleep(0.05)
         while not checkpoint.list_checkpoints(run / "checkpoints") and process.poll() is None:
@@ -257,8 +264,8 @@ def run(quick: bool) -> dict[str, Any]:
         for data in ("plain", "deduplicated"):
             content = Cell(data=data, home="memory", precision="fp32").recipe(root)
             prepare(Recipe.from_dict(content).data)
-        rows = exactness(root, quick)
-        killed = kills(root, count)
+        rows = compare_ranks(root, quick)
+        killed = kill_ranks(root, count)
     return {
         "config": {"steps": STEPS, "batch_size": 256, "portions": 4, "timeout_seconds": TIMEOUT},
         "metrics": {

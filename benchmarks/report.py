@@ -138,19 +138,19 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
         for text, name, metric, form in matter
     ]
     note = f"{_OLDER} measured with an earlier version of the code"
-    _put(readme, [*rows, *(["", note] if older & {name for _, name, _, _ in MATTER} else [])])
+    _replace_figures(readme, [*rows, *(["", note] if older & {name for _, name, _, _ in MATTER} else [])])
     ratios = [(text, metrics[name][metric]) for text, name, metric, _ in matter if not metric.startswith("auc")]
     write_picture(picture, ratios)
     rows_of = {
         result["benchmark"]: result.get("samples", {}).get("rows", []) for result in results_read if not result["quick"]
     }
-    _draw_more(rows_of, picture)
+    _draw_figures(rows_of, picture)
     for result in results_read:
         if result["benchmark"] == "simulator" and not result["quick"] and _is_of_this_code(result):
             _draw_cluster(result, picture.with_name("cluster_speed.svg"))
     rows = ["| benchmark | metric | value | target |", "| --- | --- | ---: | --- |"]
     rows += [
-        f"| {name} | `{key}` | {value:.4g} | {_judged(value, targets[name].get(key), limits[name].get(key))} |"
+        f"| {name} | `{key}` | {value:.4g} | {_target_text(value, targets[name].get(key), limits[name].get(key))} |"
         for name, each in metrics.items() for key, value in each.items()
     ]  # fmt: skip
     note = f"Measured with earlier versions of the code: {', '.join(sorted(older))}."
@@ -158,10 +158,10 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
         f"- On {processor}: {', '.join(sorted(name for name in processors if processor in processors[name]))}."
         for processor in sorted(set[str]().union(*processors.values()))
     ]
-    _put(page, [*rows, "", *measured_on, *(["", note] if older else [])])
+    _replace_figures(page, [*rows, "", *measured_on, *(["", note] if older else [])])
 
 
-def _draw_more(samples: Mapping[str, list[dict[str, Any]]], picture: Path) -> None:
+def _draw_figures(samples: Mapping[str, list[dict[str, Any]]], picture: Path) -> None:
     """Draw the figures of single benchmarks."""
     if ladder := samples.get("hot_published"):
         write_picture(
@@ -232,14 +232,14 @@ def _processor(hardware: Mapping[str, Any]) -> str:
     return f"{name} {'with' if hardware['avx512'] else 'without'} AVX-512"
 
 
-def _judged(value: float, target: float | None, limit: float | None) -> str:
+def _target_text(value: float, target: float | None, limit: float | None) -> str:
     """Return the target of a metric (a lower bound, or the upper bound `limit`) and whether it was met."""
     if limit is not None:
         return f"at most {limit:.4g}, {'met' if value <= limit else 'missed'}"
     return "" if target is None else f"{target:.4g}, {'met' if value >= target else 'missed'}"
 
 
-def _put(path: Path, lines: Sequence[str]) -> None:
+def _replace_figures(path: Path, lines: Sequence[str]) -> None:
     text = path.read_text()
     head, rest = text.split(BEGIN)
     path.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n{END}" + rest.split(END)[1])

@@ -148,7 +148,7 @@ class Theirs:
             self._order = list(self.collection(self.converted(batch)).wait().keys())
 
     def gradient(self, gradients: Gradients) -> Tensor:
-        """Concatenate gradients in the order of `learn_order`, and undo DDP's mean over ranks for copies."""
+        """Concatenate gradients in the order of `learn_order`; scale those of copies, which DDP averages."""
         scale = {key: self._ranks if key in self._copied else 1 for key in self._order}
         return torch.cat([gradients[key] * scale[key] for key in self._order], dim=1)
 

@@ -97,7 +97,7 @@ def gate(forms: Sequence[PrepareConfig]) -> None:
         raise AssertionError(f"clicks of the splits differ between prepared forms: {positives}")
 
 
-def both(samples: int, seed: int, threads: int, *, quick: bool) -> list[Row]:
+def measure_log(samples: int, seed: int, threads: int, *, quick: bool) -> list[Row]:
     """Generate a log and return the results of both sides."""
     with tempfile.TemporaryDirectory() as folder:
         forms = [log(Path(folder), samples, seed, rare, 1000 if quick else LEAST_TEST) for rare in RARE]
@@ -121,13 +121,13 @@ def run(quick: bool, samples: Sequence[int] = SIZES, seeds: int = SEEDS, threads
         about["chosen"] = defaults_by_size(size * 8 // 10, validated=True)
         for seed in range(1, draws + 1):
             path = FOLDER / "sizes" / f"{size}-{seed}{'-quick' if quick else ''}.json"
-            rows += kept(path, about, lambda at=(size, seed): {"rows": both(*at, threads, quick=quick)})["rows"]
+            rows += kept(path, about, lambda at=(size, seed): {"rows": measure_log(*at, threads, quick=quick)})["rows"]
     return {
         "config": {
             "recipe": "criteo", "samples": list(sizes), "seeds": draws, "threads": threads, "least_test": LEAST_TEST,
             "trees": {"grid": list(trees.GRID), "fixed": trees.FIXED, "min_count": RARE}, "targets": TARGETS,
         },
-        "metrics": {name: value for size in sizes for name, value in _compared(size, rows).items()},
+        "metrics": {name: value for size in sizes for name, value in _metrics_of_size(size, rows).items()},
         "samples": {
             "rows": [{name: value for name, value in row.items() if name != "settings"} for row in rows],
             "settings": [row["settings"] for row in rows],
@@ -135,7 +135,7 @@ def run(quick: bool, samples: Sequence[int] = SIZES, seeds: int = SEEDS, threads
     }  # fmt: skip
 
 
-def _compared(size: int, rows: Sequence[Row]) -> dict[str, float]:
+def _metrics_of_size(size: int, rows: Sequence[Row]) -> dict[str, float]:
     """Return the means over the logs of a size, and their differences."""
     metrics: dict[str, float] = {}
     for name in ("auc", "log_loss", "seconds"):

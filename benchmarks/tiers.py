@@ -141,10 +141,10 @@ def measure_processor(side: Side) -> None:
     side.staging_seconds = spent = [0.0]  # type: ignore[attr-defined]
     for tables in side.model.embeddings.engine.tables:
         if isinstance(tables, CachedTables):
-            tables.stage = partial(_measured, tables.stage, spent)  # type: ignore[method-assign]
+            tables.stage = partial(_timed_stage, tables.stage, spent)  # type: ignore[method-assign]
 
 
-def _measured(stage: Callable[..., Any], spent: list[float], *arguments: Any) -> Any:
+def _timed_stage(stage: Callable[..., Any], spent: list[float], *arguments: Any) -> Any:
     began = time.thread_time()
     try:
         return stage(*arguments)
