@@ -121,15 +121,16 @@ def test_a_member_drops_fields_with_their_first_order_weights() -> None:
 
 def test_trees_compare_numbers_ids_and_lengths_in_the_order_of_the_schema() -> None:
     trees = TreeMembers(1)
-    trees.features = (("item", False), ("tags", True), ("place", False))
+    trees.set_features((("item", False), ("tags", True), ("place", False)))
     sparse = KeyedJagged(
         keys=("place", "item", "tags"), values=torch.tensor([5, 7, 1, 2, 3]), batch_size=2,
         offsets=torch.tensor([0, 1, 1, 2, 2, 4, 5]),
     )  # fmt: skip
+    trees.rates[0, 8], trees.rates[2, 0], trees.rates[2, 6] = 0.25, 0.5, 0.75
     columns = trees.columns(torch.tensor([[0.5], [1.5]]), sparse)
-    assert columns.tolist() == [[0.5, 8, 2, 6], [1.5, 0, 1, 0]]
+    assert columns.tolist() == [[8, 2, 6, 0.5, 0.25, 2, 0.75], [0, 1, 0, 1.5, 0, 1, 0.5]]
     none = KeyedJagged.from_features({}, 2)
-    trees.features = ()
+    trees.set_features(())
     assert trees.columns(torch.ones(2, 1), none).tolist() == [[1], [1]]
 
 

@@ -183,7 +183,7 @@ def test_regression_learns_single_values_and_uses_validation(home: Path) -> None
     # Random labels lead to the strongest penalty and to predictions near the click rate.
     draws = np.random.default_rng(0)
     noise = [each._replace(label=draws.integers(0, 2, len(each.label)).astype(np.float32)) for each in (train, valid)]
-    assert np.std(regression(noise[0], noise[1], settings)(noise[1])) < 0.05
+    assert np.std(regression(noise[0], noise[1], settings)(noise[1])) < 0.2  # 0.05 as a probability
 
 
 @needs_lightgbm

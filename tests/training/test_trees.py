@@ -25,11 +25,13 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.estimator.click_model import ClickModel
 from stratarec.io.tensors import read_tensors
+from stratarec.models.zoo.trees import RATED, TreeMembers
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
 from stratarec.training.resolve import choose_defaults, resolve
 from stratarec.training.run.open_run import open_run
+from stratarec.training.steps.trees import _fit_rates
 from stratarec.training.trainer import Trainer
 
 NODES, WEIGHTS = "score.trees.nodes", "score.out.weights"
@@ -74,7 +76,7 @@ def test_logits_match_lightgbm_and_trees_have_weight(
     real = lightgbm.train
 
     def recorded(settings: Any, data: Any, *options: Any, **named: Any) -> Any:
-        rows = fitted[0][1] if fitted else data.data.copy()  # freed by the first call
+        rows = fitted[-1][1] if data.data is None else data.data.copy()  # freed by the first call
         fitted.append((real(settings, data, *options, **named), rows))
         return fitted[-1][0]
 
@@ -82,17 +84,41 @@ def test_logits_match_lightgbm_and_trees_have_weight(
     trainer = train(make_recipe(home, run=str(tmp_path / "run")))
     trees = trainer.model.network.trees
     assert trees is not None
-    rows = fitted[0][1]
+    rows = np.concatenate([fitted[0][1][:, : len(trees.features)], fitted[2][1]], axis=1)
     assert np.isnan(rows).sum() == 0
-    expected = [booster.predict(rows, raw_score=True, num_iteration=booster.best_iteration) for booster, _ in fitted]
+    expected = [booster.predict(seen, raw_score=True, num_iteration=booster.best_iteration) for booster, seen in fitted]
+    assert len(expected) == trees.fitted == 4
     monkeypatch.setattr(trees, "columns", lambda dense, sparse: rows)
     actual = trees(torch.zeros(0), None).numpy()  # type: ignore[arg-type]
     np.testing.assert_allclose(actual, np.stack(expected, 1), atol=1e-5)
-    assert (trees.nodes[0, :, :, 0] < -1.5).any(), "no set of values"
+    assert (trees.nodes[0, :, :, 4:] > 0).any(), "no set of values"
     members = trainer.state.evaluations[-1]["members"]
-    assert len(members) == 6
+    assert len(members) == 8
     assert sum(row["weight"] for row in members[4:]) > 0.2
-    assert [row["step"] for row in members[4:]] == [0, 0]
+    assert [row["step"] for row in members[4:]] == [0] * 4
+
+
+def test_click_rates_are_those_of_other_parts_and_of_all_samples_for_new_rows() -> None:
+    draws = np.random.default_rng(3)
+    code, label = draws.integers(0, 9, 500), draws.integers(0, 2, 500).astype(np.float32)
+    code[:3] = RATED + 5, RATED, 0  # without rates
+    weight = draws.gamma(2.0, 1.0, 500).astype(np.float32)
+    trees = TreeMembers(1)
+    trees.set_features((("item", False), ("tags", True)))
+    rows = np.stack([code, code, np.zeros(500), np.zeros(500), code], axis=1).astype(np.float32)
+    _fit_rates(trees, rows, label, weight, seed=7)
+    part, known = np.random.default_rng(7).integers(0, 10, 500), np.where(code < RATED, code, 0)
+    mean = (label * weight).sum() / weight.sum()
+    for row in range(500):
+        others = (known == known[row]) & (part != part[row])
+        rate = ((label * weight)[others].sum() + 3 * mean) / (weight[others].sum() + 3)
+        assert rows[row, 3] == pytest.approx(rate, rel=1e-5)
+    for value in (0, 8, 9):
+        chosen = known == value
+        rate = ((label * weight)[chosen].sum() + 3 * mean) / (weight[chosen].sum() + 3)
+        assert float(trees.rates[0, value]) == pytest.approx(rate, rel=1e-5)
+    assert not trees.rates[1].any()
+    assert (rows[:, [0, 1, 4]] == code[:, None]).all()
 
 
 def test_a_run_an_export_and_an_estimator_have_the_same_scores(home: Path, tmp_path: Path) -> None:
@@ -167,7 +193,7 @@ def test_one_class_in_validation_gives_an_ensemble_without_trees(tmp_path: Path)
     prepare(recipe.data)
     trainer = train(recipe)
     weights = [row["weight"] for row in trainer.state.evaluations[-1]["members"]]
-    assert weights == pytest.approx([0.25] * 4 + [0, 0])
+    assert weights == pytest.approx([0.25] * 4 + [0] * 4)
     trees = trainer.model.network.trees
     assert trees is not None
     assert not trees.leaves.any()
@@ -209,4 +235,4 @@ def test_a_missing_library_is_named_and_gives_an_ensemble_without_trees(
     monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=20))
     assert any("lightgbm does not load (libgomp.so.1" in line for line in lines)
-    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0, 0]
+    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 4

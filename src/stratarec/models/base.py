@@ -129,6 +129,8 @@ class Network(nn.Module):
         log(s / w) (Elkan 2001, theorem 2)."""
         self.calibration: Calibration | None = None
         """Map that is applied to the corrected logits; None if no map was fitted."""
+        self.skips_trees = False
+        """Whether the logits of trees are zeros."""
 
     @property
     def captured(self) -> bool:
@@ -149,7 +151,8 @@ class Network(nn.Module):
         """Return the dense features, followed by the logits of trees if there are any. Training does not use these."""
         if self.trees is None or self.training:
             return dense
-        return torch.cat([dense, self.trees(dense, sparse)], dim=1)
+        logits = dense.new_zeros(len(dense), self.tree_columns) if self.skips_trees else self.trees(dense, sparse)
+        return torch.cat([dense, logits], dim=1)
 
     def set_labels(self, labels: tuple[str, ...], config: VectorsConfig) -> None:
         """Set the labels. For several labels, heads replace the last layer."""

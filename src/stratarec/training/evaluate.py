@@ -28,7 +28,7 @@ after the fit is not corrected: a map that was fitted on one period says nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -234,17 +234,13 @@ def rank_within(
             weight = samples.weight[chosen] if len(samples.weight) else None
             groups = RankedGroups(label[chosen], score[chosen], group[chosen], weight)
             by_cutoff = [groups.figures(places) for places in at]
-            # Metrics at K come first, in the order of `at`.
-            figures = estimates({name: one[name] for name in _sorted(by_cutoff) for one in by_cutoff if name in one})
+            # Metrics at K come first, in the order of `at`: NDCG at every cutoff, then recall at every cutoff.
+            names = (name for names in zip(*by_cutoff, strict=True) for name in names)
+            figures = estimates({name: one[name] for name in names for one in by_cutoff if name in one})
         ranked[name] = Ranked(
             groups=len(np.unique(group[chosen])), ungrouped=int((has_label & ~grouped).sum()), figures=figures
         )
     return ranked
-
-
-def _sorted(by_cutoff: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return the names of metrics in order: NDCG at every cutoff, then recall at every cutoff, and so on."""
-    return list(dict.fromkeys(name for names in zip(*by_cutoff, strict=True) for name in names))
 
 
 def split_groups(dataset: Dataset, split: str, samples: ScoredSamples, by: str) -> NDArray[np.int64]:
@@ -319,11 +315,9 @@ def fit(
 
 def corrected_by(maps: Sequence[LogitMap], samples: ScoredSamples) -> ScoredSamples:
     """Return the samples with logits corrected by `maps`, or unchanged if there are no maps."""
-    return (
-        samples
-        if not maps
-        else samples._replace(logit=Calibration(maps)(torch.from_numpy(samples.logit)).cpu().numpy())
-    )
+    if not maps:
+        return samples
+    return samples._replace(logit=Calibration(maps)(torch.from_numpy(samples.logit)).cpu().numpy())
 
 
 def _known(label: NDArray[np.float32], logit: NDArray[np.float32], weight: Doubles) -> tuple[Doubles, Doubles, Doubles]:

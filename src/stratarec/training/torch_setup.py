@@ -13,6 +13,7 @@ import platform
 import resource
 import sys
 import time
+import timeit
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -101,12 +102,9 @@ def bf16_slowness() -> float:
     """
 
     def least(dtype: torch.dtype) -> float:
-        matrix, seconds = torch.ones(256, 256, dtype=dtype), []
-        for _ in range(6):  # the first products load libraries
-            began = time.thread_time()
-            matrix @ matrix
-            seconds.append(time.thread_time() - began)
-        return min(seconds)
+        matrix = torch.ones(256, 256, dtype=dtype)
+        # The first products load libraries.
+        return min(timeit.repeat(lambda: matrix @ matrix, timer=time.thread_time, repeat=6, number=1))
 
     return least(torch.bfloat16) / least(torch.float32)
 

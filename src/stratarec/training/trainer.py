@@ -312,17 +312,14 @@ class Trainer:
             if last is None:
                 set_quantiles(self.model.network, self.dataset)
                 if warm_start is None:
-                    self._fit_trees()
+                    # Without members, validation cannot choose the weights of trees.
+                    if (trees := self.model.network.trees) is not None and self.members is not None:
+                        self.progress.say(fit_trees(trees, self.dataset, self.config))
                 else:
                     warm_start.load_into(self.model, self.optimizer)
                     self.progress.say(f"starting from {warm_start.path}")
                     self._checkpoints.save(self.state)  # so resuming does not need the earlier run
             yield last
-
-    def _fit_trees(self) -> None:
-        """Fit the trees of a new ensemble, if it has some and validation can choose their weights."""
-        if (trees := self.model.network.trees) is not None and self.members is not None:
-            self.progress.say(fit_trees(trees, self.dataset, self.config))
 
     def _close(self) -> None:
         if "model" in vars(self):

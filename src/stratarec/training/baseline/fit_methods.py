@@ -30,6 +30,7 @@ from stratarec.io.atomic import check_output
 from stratarec.models.metrics import Samples
 from stratarec.progress import Progress
 from stratarec.training.baseline.baselines import Baselines, Method, MethodFigures, write_baselines
+from stratarec.training.steps.trees import sums_of_other_parts
 
 # Maximum number of ids and numbers of samples in memory; with the copies that methods make, about 2 GiB.
 _MOST_VALUES = 40_000_000
@@ -126,17 +127,11 @@ def _tested(
         labels.append(part.label)
         weights += [] if part.weight is None else [part.weight]
         for name, (predict, _) in fitted.items():
-            logits[name].append(_logits(predict, part))
+            logits[name].append(predict(part).astype(np.float32))
     label, weight = np.concatenate(labels), np.concatenate(weights) if weights else None
     scores = np.stack([np.concatenate(item) for item in logits.values()])
     figures = (_figures(Samples(label, score, weight=weight)) for score in scores)
     return dict(zip(logits, figures, strict=True)), scores
-
-
-def _logits(predict: Predict, samples: Arrays) -> NDArray[np.float32]:
-    probability = np.clip(predict(samples), 1e-7, 1 - 1e-7)
-    result: NDArray[np.float32] = (np.log(probability) - np.log1p(-probability)).astype(np.float32)
-    return result
 
 
 def _figures(samples: Samples) -> MethodFigures:
@@ -150,7 +145,7 @@ def _figures(samples: Samples) -> MethodFigures:
 
 Doubles = NDArray[np.float64]
 Predict = Callable[["Arrays"], Doubles]
-"""Function from samples to their predicted probabilities, ``[N]``."""
+"""Function from samples to their logits, ``[N]``."""
 
 # Strongest penalty (smallest C), ratio between the C of two successive penalties, number of penalties, and maximum
 # number of iterations of a fit.
@@ -197,16 +192,14 @@ def regression(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(known, train.label, sample_weight=train.weight)
-        loss = _log_loss(model.predict_proba(seen)[:, 1], valid)
+        loss = Samples(valid.label, model.decision_function(seen).astype(np.float32), weight=valid.weight).log_loss
         if loss >= least:
             break
         least, best = loss, (model.coef_[0].copy(), float(model.intercept_[0]))
 
     def predict(samples: Arrays) -> Doubles:
         weights, bias = best
-        logit = _one_hot(samples, columns) @ weights + bias
-        result: Doubles = 1 / (1 + np.exp(-np.clip(logit, -80, 80)))
-        return result
+        return np.asarray(_one_hot(samples, columns) @ weights + bias)
 
     return predict
 
@@ -234,7 +227,7 @@ def trees(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
     model = lightgbm.train(chosen, data, _TREES, valid_sets=[seen], callbacks=[stopping])
 
     def predict(samples: Arrays) -> Doubles:
-        return np.asarray(model.predict(table(samples), num_iteration=model.best_iteration))
+        return np.asarray(model.predict(table(samples), num_iteration=model.best_iteration, raw_score=True))
 
     return predict
 
@@ -267,26 +260,14 @@ class _Shares:
             seen = self._ids[place] == bag.ids if len(self._ids) else np.zeros(len(bag.ids), dtype=bool)
             known, positive = (np.where(seen, column[place], 0.0) for column in (self._known, self._positive))
         else:
-            known, positive = self._others(bag, *training)
+            fold, label = (np.repeat(column, bag.lengths) for column in training)
+            known, positive = (sums_of_other_parts(self._place, fold, each) for each in (np.ones_like(label), label))
         share = (positive + _PRIOR * self._rate) / (known + _PRIOR)
         if not self._is_list:
             return [bag.filled(share, self._rate), bag.filled(np.log1p(known), 0)]
         row, size = np.repeat(np.arange(len(bag.lengths)), bag.lengths), len(bag.lengths)
         mean = np.bincount(row, share, minlength=size) / np.maximum(bag.lengths, 1)
         return [np.where(bag.lengths > 0, mean, self._rate), bag.lengths.astype(np.float64)]
-
-    def _others(self, bag: Bags, fold: NDArray[np.int64], label: NDArray[np.float32]) -> tuple[Doubles, Doubles]:
-        """Return, for each id in the training samples, the number of samples with that id in other folds, and the
-        number of positive ones among them.
-        """
-        fold, label = np.repeat(fold, bag.lengths), np.repeat(label, bag.lengths)
-        known, positive = self._known[self._place], self._positive[self._place]
-        for number in range(_FOLDS):
-            mine = fold == number
-            place = self._place[mine]
-            known[mine] -= np.bincount(place, minlength=len(self._ids))[place]
-            positive[mine] -= np.bincount(place, label[mine], minlength=len(self._ids))[place]
-        return known, positive
 
 
 def _one_hot(samples: Arrays, columns: Mapping[str, int]) -> Any:
@@ -302,12 +283,6 @@ def _one_hot(samples: Arrays, columns: Mapping[str, int]) -> Any:
         share = np.repeat(1.0 / np.maximum(lengths, 1), lengths)
         parts.append(sparse.csr_matrix((share[kept], ids[kept], ends), shape=(len(lengths), columns[key])))
     return sparse.hstack(parts, format="csr")
-
-
-def _log_loss(probability: Doubles, samples: Arrays) -> float:
-    result = np.clip(probability, 1e-7, 1 - 1e-7)
-    item = -np.where(samples.label > 0.5, np.log(result), np.log1p(-result))
-    return float(np.average(item, weights=samples.weight))
 
 
 _BATCH = 1 << 16

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.models.metrics import Samples
 from stratarec.progress import Progress
 from stratarec.training.explain.probe import Column, Probe
 
@@ -72,28 +73,8 @@ class _Truth:
     def __init__(self, label: NDArray[np.float32], weight: NDArray[np.float32] | None) -> None:
         known = ~np.isnan(label) & (True if weight is None else weight > 0)
         self.rows = np.flatnonzero(known)
-        self.label = label[self.rows] > 0
+        self.label = (label[self.rows] > 0).astype(np.float64)
         self.weight = np.ones(len(self.rows)) if weight is None else weight[self.rows].astype(np.float64)
-
-    def losses(self, logit: Doubles) -> Doubles:
-        """Return the cross-entropy of each sample, ``[N]``."""
-        losses: Doubles = np.logaddexp(0, logit) - self.label * logit
-        return losses
-
-    def sides(self, logit: Doubles) -> Doubles:
-        """Return each sample's part of the AUC, ``[N]``; the mean over either class is the AUC.
-
-        The part of a sample is the share of samples of the other class that are ranked correctly relative to it.
-        """
-        _, tie = np.unique(logit, return_inverse=True)
-        importances = np.zeros(len(logit))
-        for mine in (True, False):
-            other = np.bincount(tie, self.weight * (self.label != mine), minlength=int(tie.max(initial=-1)) + 1)
-            below = other.cumsum() - other / 2
-            total = other.sum() or math.nan
-            chosen = self.label == mine
-            importances[chosen] = (below if mine else total - below)[tie[chosen]] / total
-        return importances
 
     def split(self, values: Doubles) -> list[tuple[Doubles, Doubles]]:
         """Return the values and weights of the samples of each class; an empty list if there is only one class."""
@@ -161,5 +142,6 @@ def _worth(item: Importance) -> tuple[float, str]:
 
 def _figures(truths: Sequence[_Truth], logits: NDArray[np.float32]) -> list[tuple[Doubles, Doubles]]:
     """Return, for each label, the losses of the samples and their parts of the AUC."""
-    item = [logits[truth.rows, place].astype(np.float64) for place, truth in enumerate(truths)]
-    return [(truth.losses(logit), truth.sides(logit)) for truth, logit in zip(truths, item, strict=True)]
+    each = zip(truths, logits.T, strict=True)
+    samples = (Samples(truth.label, logit[truth.rows], weight=truth.weight) for truth, logit in each)
+    return [(of_label.losses, of_label.placements) for of_label in samples]

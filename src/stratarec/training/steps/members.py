@@ -26,6 +26,7 @@ from torch import Tensor
 
 from stratarec.config.units import format_bytes
 from stratarec.models import CTRModel
+from stratarec.models.metrics import Samples
 from stratarec.models.zoo.ensemble import EnsembleScore
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.evaluate import ScoredSamples
@@ -54,12 +55,15 @@ class BestMembers:
 
     @contextmanager
     def separate(self) -> Iterator[None]:
-        """Make the model return the separate logits of its members, ``[B, K]``, inside the context."""
-        self._score.separate = True
+        """Make the model return the separate logits of its members, ``[B, K]``, inside the context.
+
+        Trees do not change, so `combine` knows their logits after the first evaluation, and the model returns zeros.
+        """
+        self._score.separate, self._model.network.skips_trees = True, bool(len(self._losses))
         try:
             yield
         finally:
-            self._score.separate = False
+            self._score.separate = self._model.network.skips_trees = False
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -111,13 +115,15 @@ class BestMembers:
         list
             Step, log loss and weight of each best member.
         """
-        current, losses = self._current(), _losses(samples)
-        is_first = not self._stored
+        current, is_first, networks = self._current(), not self._stored, self._score.members
         if is_first:
             self._stored = {name: tensor.clone() for name, tensor in current.items()}
-            self._logits, self._losses = np.array(samples.logit, order="C"), np.full(len(losses), np.inf)
+            self._logits = np.array(samples.logit, order="C")
+            self._losses = np.full(self._logits.shape[1], np.inf)
+        samples.logit[:, networks:] = self._logits[:, networks:]
+        losses = _losses(samples)
         is_better = (losses < self._losses) & (is_first or not closing)
-        chosen = torch.from_numpy(is_better[: self._score.members])
+        chosen = torch.from_numpy(is_better[:networks])
         for name, tensor in current.items():
             own, stored = self._by_member(name, tensor), self._by_member(name, self._stored[name])
             if own is not None and stored is not None:
@@ -125,8 +131,8 @@ class BestMembers:
         self._logits[:, is_better], self._losses[is_better] = samples.logit[:, is_better], losses[is_better]
         self._steps[: len(chosen)][chosen] = step
         trees = self._score.trees
-        count = 0 if trees is None or not trees.is_fitted else len(trees.nodes)
-        used = self._score.members + count
+        count = 0 if trees is None else trees.fitted
+        used = networks + count
         weights = np.pad(select_weights(self._logits[:, :used], *_known(samples), trees=count), (0, len(losses) - used))
         self._stored[_WEIGHTS].copy_(torch.from_numpy(weights))
         table = [
@@ -191,10 +197,7 @@ def _known(samples: ScoredSamples) -> tuple[NDArray[np.float32], Doubles]:
 def _losses(samples: ScoredSamples) -> Doubles:
     """Return the log loss of each member."""
     label, weight = _known(samples)
-    # Each member is computed from a contiguous copy, so that bits do not depend on the layout of the logits.
-    members = map(np.ascontiguousarray, samples.logit.T.astype(np.float64))
-    losses = [np.logaddexp(0, logit) - logit * label for logit in members]
-    return np.array([(loss * weight).sum() / weight.sum() for loss in losses])
+    return np.array([Samples(label, logit, weight=weight).log_loss for logit in samples.logit.T])
 
 
 # Strength of the preference for the mean, in samples. With few samples, weights stay close to it.
