@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
 from stratarec.training.resolve import choose_defaults, resolve
 from stratarec.training.run.open_run import open_run
+from stratarec.training.steps.tree_process import fit
 from stratarec.training.steps.trees import _fit_rates
 from stratarec.training.trainer import Trainer
 
@@ -72,21 +72,30 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_logits_match_lightgbm_and_trees_have_weight(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fitted: list[tuple[Any, Any]] = []
-    real = lightgbm.train
-
-    def recorded(settings: Any, data: Any, *options: Any, **named: Any) -> Any:
-        rows = fitted[-1][1] if data.data is None else data.data.copy()  # freed by the first call
-        fitted.append((real(settings, data, *options, **named), rows))
-        return fitted[-1][0]
-
-    monkeypatch.setattr(lightgbm, "train", recorded)
+    requests: list[dict[str, Any]] = []
+    real_savez, real_train = np.savez, lightgbm.train
+    monkeypatch.setattr(np, "savez", lambda file, **arrays: (requests.append(arrays), real_savez(file, **arrays)))
     trainer = train(make_recipe(home, run=str(tmp_path / "run")))
     trees = trainer.model.network.trees
     assert trees is not None
-    rows = np.concatenate([fitted[0][1][:, : len(trees.features)], fitted[2][1]], axis=1)
+    rows, boosters = requests[0]["train_rows"].copy(), {}
     assert np.isnan(rows).sum() == 0
-    expected = [booster.predict(seen, raw_score=True, num_iteration=booster.best_iteration) for booster, seen in fitted]
+
+    def recorded(settings: Any, *options: Any, **named: Any) -> Any:
+        boosters[settings["seed"]] = real_train(settings, *options, **named)
+        return boosters[settings["seed"]]
+
+    monkeypatch.setattr(lightgbm, "train", recorded)
+    empty, names = TreeMembers(trees.nodes.shape[1]), len(trees.features)
+    request = {name: np.array(array) for name, array in requests[0].items()}
+    again = fit(request | {"nodes": empty.nodes.numpy(), "leaves": empty.leaves.numpy()})
+    np.testing.assert_array_equal(again["nodes"], trees.nodes.numpy())
+    expected = [
+        booster.predict(seen, raw_score=True, num_iteration=booster.best_iteration)
+        for booster, seen in zip(
+            [boosters[seed] for seed in sorted(boosters)], [rows[:, :-names]] * 2 + [rows[:, names:]] * 2, strict=True
+        )
+    ]
     assert len(expected) == trees.fitted == 4
     monkeypatch.setattr(trees, "columns", lambda dense, sparse: rows)
     actual = trees(torch.zeros(0), None).numpy()  # type: ignore[arg-type]
@@ -223,16 +232,19 @@ def test_several_ranks_have_no_trees(home: Path) -> None:
 def test_a_missing_library_is_named_and_gives_an_ensemble_without_trees(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *options: Any, **named: Any) -> Any:
-        if name == "lightgbm":
-            raise OSError("libgomp.so.1: cannot open shared object file")
-        return real(name, *options, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    (tmp_path / "lightgbm.py").write_text('raise OSError("libgomp.so.1: cannot open shared object file")')
+    monkeypatch.syspath_prepend(tmp_path)
     lines: list[str] = []
     monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=20))
     assert any("lightgbm does not load (libgomp.so.1" in line for line in lines)
     assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 4
+
+
+def test_an_error_of_lightgbm_is_reported_with_its_last_line(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lightgbm.py").write_text("def Dataset(*_, **__): raise ValueError('bad rows')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with refuses(TrainingError, "LightGBM ended with 1 ValueError bad rows"):
+        train(make_recipe(home, run=str(tmp_path / "run")))

@@ -85,6 +85,8 @@ class Loop:
         """Functions whose contexts surround every step, for example to trace it."""
         self.wait_for_kernels: Callable[[], None] = lambda: None
         """Function that returns when the kernels which another process compiles are ready."""
+        self.finish_trees: Callable[[], None] | None = None
+        """Function that waits for the trees of an ensemble, which another process fits; None if there is no wait."""
 
     def step(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
         """Train one batch and count it. If `request` and `prepared` are None, they are computed in this step."""
@@ -188,7 +190,14 @@ class Loop:
         if decision.save:
             self._save()
 
+    def with_trees(self) -> None:
+        """Wait for trees that are being fitted, so that evaluations and checkpoints have them."""
+        if self.finish_trees is not None:
+            self.finish_trees()
+            self.finish_trees = None
+
     def _evaluate(self, *, closing: bool = False) -> None:
+        self.with_trees()
         state = self.state
         is_best = self._validation.run(state, self._curves, closing=closing)
         self.set_rates()
@@ -211,6 +220,7 @@ class Loop:
         raise Interrupted(f"stopped; the checkpoint is {path}; resume with the same command and --resume")
 
     def _save(self) -> Path:
+        self.with_trees()
         path = self._checkpoints.save(self.state)
         self._cadence.saved()
         return path

@@ -62,7 +62,7 @@ from stratarec.training.steps.state import TrainingState, best
 from stratarec.training.steps.step import Pipeline, Stages, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner
 from stratarec.training.steps.trace import tracing
-from stratarec.training.steps.trees import fit_trees
+from stratarec.training.steps.trees import TreeFit
 from stratarec.training.torch_setup import build_optimizer, device_of, largest_fitting_batch, torch_settings
 
 T = TypeVar("T")
@@ -312,14 +312,21 @@ class Trainer:
             if last is None:
                 set_quantiles(self.model.network, self.dataset)
                 if warm_start is None:
-                    # Without members, validation cannot choose the weights of trees.
-                    if (trees := self.model.network.trees) is not None and self.members is not None:
-                        self.progress.say(fit_trees(trees, self.dataset, self.config))
+                    self._fit_trees(stack)
                 else:
                     warm_start.load_into(self.model, self.optimizer)
                     self.progress.say(f"starting from {warm_start.path}")
                     self._checkpoints.save(self.state)  # so resuming does not need the earlier run
             yield last
+
+    def _fit_trees(self, stack: ExitStack) -> None:
+        """Start to fit the trees of a new ensemble, if it has some and validation can choose their weights."""
+        if (trees := self.model.network.trees) is not None and self.members is not None:
+            fit = TreeFit(trees, self.dataset, self.config)
+            stack.callback(fit.close)
+            self.loop.finish_trees = lambda: self.progress.say(fit.finish())
+            if self.stages.average.enabled:  # an average begins with all tensors of the network
+                self.loop.with_trees()
 
     def _close(self) -> None:
         if "model" in vars(self):

@@ -192,8 +192,8 @@ class EnsembleConfig(VectorsConfig):
     member_mlp: tuple[int, ...] = (128, 64)
     """Hidden sizes of each member's network."""
     trees: int = 0
-    """Maximum number of boosted trees in each of four more members, which LightGBM fits before the networks are
-    trained; 0 for no such members."""
+    """Maximum number of boosted trees in each of four more members, which LightGBM fits while the networks
+    train; 0 for no such members."""
     bins: int = 32
     """Q, number of bins between quantiles of a number; its effect is linear in each bin."""
     dropout: float = 0.1

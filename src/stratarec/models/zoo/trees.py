@@ -1,7 +1,7 @@
 """Members of an ensemble that are boosted trees.
 
 Trees select sharp effects of numbers, and interactions, that networks learn slowly (Grinsztajn et al. 2022, arXiv
-2207.08815). They are fitted once, before the networks (`training/steps/trees.py`), and are not trained further. Their
+2207.08815). They are fitted once, while networks train (`training/steps/trees.py`), and are not trained further. Their
 logits are columns behind the numbers of a network's dense input, so everything that computes the network can add them.
 
 A tree compares numbers: dense features, and for each sparse feature either its code, the id plus 1 (0 if there is none;

@@ -1,4 +1,4 @@
-"""Fit the members of an ensemble that are boosted trees, by LightGBM.
+"""Fit the members of an ensemble that are boosted trees, while its networks train.
 
 All members are fitted to the training split; the validation split determines their numbers of trees. The trees of the
 first member see half of the features and four fifths of the samples. Those of the second member draw one threshold for
@@ -10,6 +10,10 @@ its own label. The parameters are the result of simulations (`docs/log.md`).
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -18,65 +22,92 @@ from numpy.typing import NDArray
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.errors import TrainingError
 from stratarec.kernels.trees import CATEGORIES
-from stratarec.models.zoo.trees import LEAVES, RATED, TreeMembers
+from stratarec.models.zoo.trees import RATED, TreeMembers
 from stratarec.recipe.train_section import TrainConfig
 
 _BATCH = 1 << 16
-_PATIENCE = 50
 # A click rate is that of a value's samples and of _STRENGTH samples with the mean rate, without one of _PARTS.
 _STRENGTH, _PARTS = 3.0, 10
-_SETTINGS: dict[str, Any] = {
-    "objective": "binary", "num_leaves": LEAVES, "min_data_in_leaf": 20, "cat_smooth": 20, "cat_l2": 20,
-    "verbosity": -1, "deterministic": True, "force_row_wise": True, "num_threads": 1,
-}  # fmt: skip
-_MEMBERS: tuple[dict[str, Any], ...] = (
-    {"learning_rate": 0.04, "feature_fraction": 0.5, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 3.0},
-    {"learning_rate": 0.12, "feature_fraction": 0.7, "extra_trees": True, "lambda_l2": 1.0},
-)
 
 
-def fit_trees(trees: TreeMembers, dataset: Dataset, config: TrainConfig) -> str:
-    """Fit `trees` to the training split, and return a line that describes them or says why there are none.
+class TreeFit:
+    """Fitting of trees in a second process (`tree_process.py`). Equal data and seeds give equal trees.
 
-    Equal data and seeds give equal trees.
+    Parameters
+    ----------
+    trees : TreeMembers
+    dataset : Dataset
+    config : TrainConfig
     """
-    try:
-        import lightgbm
-    except (ImportError, OSError) as error:  # OSError: the shared library for threads is missing
-        return f"no trees are fitted: lightgbm does not load ({' '.join(str(error).split())[:200]})"
-    for split, name in (("train", "training"), ("valid", "validation")):
-        count = dataset.label_counts(split)[dataset.schema.label_column]
-        if not 0 < count.positives < count.known:
-            return f"no trees are fitted: the {name} split has no samples of one of the classes"
-    (positive,) = config.class_weights(dataset.schema.label_columns)
-    rows, label, weight = _read(trees, dataset, "train", positive)
-    if not rows.shape[1]:
-        return "no trees are fitted: there are no features"
-    names, tables = len(trees.features), dataset.table_rows()
-    sets = [
-        place
-        for place, feature in enumerate(dataset.schema.sparse)
-        if feature.kind == "single" and tables[feature.vocabulary] < CATEGORIES
-    ]
-    _fit_rates(trees, rows, label, weight, config.seed)
-    seen, truth, truth_weight = _read(trees, dataset, "valid", positive)
-    counts: list[int] = []
-    for first, categorical in ((0, sets), (names, [])):
-        last = first + rows.shape[1] - names
-        data = lightgbm.Dataset(rows[:, first:last], label, weight=weight, categorical_feature=categorical)
-        validation = lightgbm.Dataset(seen[:, first:last], truth, weight=truth_weight, reference=data)
-        for settings in _MEMBERS:
-            chosen = {**_SETTINGS, **settings, "seed": config.seed + len(counts)}
-            stopping = lightgbm.early_stopping(_PATIENCE, verbose=False)
-            booster = lightgbm.train(
-                chosen, data, trees.nodes.shape[1], valid_sets=[validation], callbacks=[stopping]
+
+    def __init__(self, trees: TreeMembers, dataset: Dataset, config: TrainConfig) -> None:
+        self._trees, self._reason = trees, ""
+        self._process: subprocess.Popen[bytes] | None = None
+        for split, name in (("train", "training"), ("valid", "validation")):
+            count = dataset.label_counts(split)[dataset.schema.label_column]
+            if not 0 < count.positives < count.known:
+                self._reason = f"the {name} split has no samples of one of the classes"
+                return
+        (positive,) = config.class_weights(dataset.schema.label_columns)
+        train = _read(trees, dataset, "train", positive)
+        if not train[0].shape[1]:
+            self._reason = "there are no features"
+            return
+        tables = dataset.table_rows()
+        sets = [
+            place
+            for place, feature in enumerate(dataset.schema.sparse)
+            if feature.kind == "single" and tables[feature.vocabulary] < CATEGORIES
+        ]
+        _fit_rates(trees, *train, config.seed)
+        # Files, because a pipe would make this process wait until the other one reads.
+        self._output, self._errors = TemporaryFile(), TemporaryFile()  # noqa: SIM115
+        with TemporaryFile() as file:
+            splits = {"train": train, "valid": _read(trees, dataset, "valid", positive)}
+            parts = ("rows", "label", "weight")
+            arrays: dict[str, Any] = {
+                f"{split}_{name}": array for split in splits for name, array in zip(parts, splits[split], strict=True)
+            }
+            np.savez(
+                file, **arrays, sets=np.array(sets, np.int64), codes=len(trees.features), seed=config.seed,
+                nodes=trees.nodes.cpu().numpy(), leaves=trees.leaves.cpu().numpy(),
             )  # fmt: skip
-            structures = booster.dump_model(num_iteration=booster.best_iteration)["tree_info"]
-            for place, structure in enumerate(structures):
-                _store(trees, (len(counts), place), structure["tree_structure"], first)
-            counts.append(len(structures))
-    return f"members of the ensemble that are boosted trees: {', '.join(f'{count:,}' for count in counts)} trees"
+            file.seek(0)
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            # Ctrl-C in a terminal reaches only this process, which then waits for the trees and saves a checkpoint.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "stratarec.training.steps.tree_process"], stdin=file, stdout=self._output,
+                stderr=self._errors, start_new_session=True, env=environment,
+            )  # fmt: skip
+
+    def finish(self) -> str:
+        """Wait for the trees, store them, and return a line that describes them or says why there are none."""
+        if self._process is not None:
+            code = self._process.wait()
+            self._errors.seek(0)
+            if code:
+                lines = self._errors.read().decode(errors="replace").split("\n")
+                raise TrainingError(f"fitting trees by LightGBM ended with {code}: {' '.join(lines[-2:])[:500]}")
+            self._output.seek(0)
+            result = np.load(self._output)
+            self._reason = str(result.get("reason", ""))
+        if self._reason:
+            return f"no trees are fitted: {self._reason}"
+        with torch.no_grad():
+            self._trees.nodes.copy_(torch.from_numpy(result["nodes"]))
+            self._trees.leaves.copy_(torch.from_numpy(result["leaves"]))
+        counts = ", ".join(f"{count:,}" for count in result["counts"])
+        return f"members of the ensemble that are boosted trees: {counts} trees"
+
+    def close(self) -> None:
+        """End the process, if it still runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._output.close()
+            self._errors.close()
 
 
 @torch.no_grad()
@@ -117,36 +148,3 @@ def _read(
     ]  # fmt: skip
     rows, label, weight = (np.concatenate(column) for column in zip(*parts, strict=True))
     return rows, label, np.where(label > 0, weight * np.float32(positive), weight)
-
-
-@torch.no_grad()
-def _store(trees: TreeMembers, place: tuple[int, int], structure: dict[str, Any], first: int) -> None:
-    """Copy a tree of LightGBM (a node of its JSON dump), whose columns begin at `first`, into the tensors."""
-    nodes, leaves = trees.nodes[place], trees.leaves[place]
-    if "split_index" not in structure:  # a constant: all samples go left
-        nodes[0, :4] = torch.tensor([0, torch.finfo(torch.float32).max, -1, -2])
-        leaves[0] = structure["leaf_value"]
-        return
-    waiting = [structure]
-    while waiting:
-        node = waiting.pop()
-        row, feature = nodes[node["split_index"]], node["split_feature"] + first
-        for column, side in ((2, "left_child"), (3, "right_child")):
-            child = node[side]
-            if "split_index" in child:
-                row[column] = child["split_index"]
-                waiting.append(child)
-            else:
-                row[column] = -1 - child["leaf_index"]
-                leaves[child["leaf_index"]] = child["leaf_value"]
-        if node["decision_type"] == "==":
-            bits = np.zeros(CATEGORIES, dtype=np.uint8)
-            bits[[int(value) for value in node["threshold"].split("||")]] = 1
-            row[0] = -1 - feature
-            row[4:] = torch.from_numpy(np.packbits(bits, bitorder="little").view("<u2").astype(np.float32))
-        else:
-            threshold = np.float32(node["threshold"])
-            # Rounded down, so that the same float32 numbers are at most the threshold.
-            row[0] = feature
-            fits = threshold <= node["threshold"]
-            row[1] = float(threshold if fits else np.nextafter(threshold, np.float32(-np.inf)))
