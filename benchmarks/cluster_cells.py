@@ -4,8 +4,8 @@ A cell is a log (rows of tables, samples per session), a model (width, layers, c
 rank, a number of hosts and of ranks per host, and the links between them. `benchmarks.replay` measures its step with
 the flat exchange and with SPTT. First the replay itself is compared with two processes on two cores that gloo connects.
 
-`auto` is the choice of `choose_exchange`, from the same measured seconds of a rank as the prediction. Its latencies are
-those that a run assumes.
+The predicted step is that of ``plan --hosts``, which measures the rank with the largest load. `auto` is the choice of a
+run: every rank measures itself, the slowest one counts, and latencies are assumed.
 """
 
 from __future__ import annotations
@@ -128,8 +128,11 @@ def compared(root: Path, cells: tuple[Cell, ...], replayed: Replayed) -> Iterato
     for cell in cells:
         dataset, began = data_of(cell, root), time.perf_counter()
         recipes = {exchange: cell.recipe(root, exchange) for exchange in ("flat", "sptt")}
-        seconds = {
-            exchange: rank_seconds(recipe, dataset, cluster(cell, "1 Gbit/s")) for exchange, recipe in recipes.items()
+        measure = partial(rank_seconds, dataset=dataset, cluster=cluster(cell, "1 Gbit/s"))
+        seconds = {exchange: measure(recipe) for exchange, recipe in recipes.items()}
+        slowest = {
+            exchange: max(measure(recipe, rank=rank) for rank in range(cell.hosts * cell.local))
+            for exchange, recipe in recipes.items()
         }
         is_new = any((cell, link, exchange) not in replayed for link in LINKS for exchange in recipes)
         schedules = {
@@ -140,7 +143,7 @@ def compared(root: Path, cells: tuple[Cell, ...], replayed: Replayed) -> Iterato
         for link in LINKS:
             where = cluster(cell, link)
             assumed = replace(where, inside=ASSUMED, between=ASSUMED)
-            auto = choose_exchange(recipes["flat"], dataset, assumed, partial(_seconds_of, seconds))
+            auto = choose_exchange(recipes["flat"], dataset, assumed, partial(_seconds_of, slowest))
             for exchange, schedule in schedules.items():
                 step = predict_step(recipes[exchange], dataset, where, seconds[exchange]).step
                 known = replayed.get((cell, link, exchange))
@@ -151,7 +154,7 @@ def compared(root: Path, cells: tuple[Cell, ...], replayed: Replayed) -> Iterato
                     "rank_ms": known["rank_ms"] if known else [
                         1e3 * sum(piece.seconds for piece in pieces) for pieces in schedule
                     ],
-                    "predicted_rank_ms": 1e3 * seconds[exchange],
+                    "predicted_rank_ms": 1e3 * seconds[exchange], "slowest_rank_ms": 1e3 * slowest[exchange],
                 }  # fmt: skip
 
 
@@ -212,6 +215,11 @@ def measured(quick: bool, earlier: dict[str, Any] | None = None) -> tuple[dict[s
     with torch_settings(threads=1):
         rows = list(compared(LOGS_FOLDER, CELLS[:2] if quick else CELLS, replayed))
         real = earlier["validated"] if earlier else validated(LOGS_FOLDER, VALIDATED[:1] if quick else VALIDATED)
+    return metrics_of(rows, real), {"cells": rows, "validated": real}
+
+
+def metrics_of(rows: list[dict[str, Any]], real: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the metrics of the rows of `compared` and of `validated`."""
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
     losses = [
         min(row["replayed_ms"] for row in pair if row["auto"]) / min(row["replayed_ms"] for row in pair) - 1
@@ -228,4 +236,4 @@ def measured(quick: bool, earlier: dict[str, Any] | None = None) -> tuple[dict[s
         "within_15_percent_share": sum(error <= NEAR for error in errors) / len(errors),
         "predicted_error_median": median(errors), "predicted_error_max": max(errors),
         "replay_error_median": median(missed), "replay_error_max": max(missed),
-    }, {"cells": rows, "validated": real}  # fmt: skip
+    }  # fmt: skip
