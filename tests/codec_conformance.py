@@ -183,8 +183,8 @@ class CodecTests:
         level = level_of(codec, np.ones((1, width), dtype=np.float32))
         back = decoded(codec, encoded(codec, level, keys_of(count)))
         pairs = ((back.row_state, level.row_state), (back.full_state.reshape(count, width), level.full_state))
-        for found, exact in pairs:
-            error = (found.astype(np.float64) - exact) / float_step(exact, "bf16")
+        for stored, exact in pairs:
+            error = (stored.astype(np.float64) - exact) / float_step(exact, "bf16")
             assert np.abs(error.mean(axis=0)).max() <= 5 / 2 / np.sqrt(count)
 
     @pytest.mark.parametrize("part", ["weights", "row_state", "full_state"])
@@ -206,13 +206,13 @@ class CodecTests:
         kind = self.config.kind
         if codec.layout.levels:
             wide = codec.layout.wide_parameters
-            held = [[-1.5e38, 0, 1.5e38]] if wide else [[-65504.0, 0, 65504.0], [65504.0, 65504.0, 65504.0]]
+            representable = [[-1.5e38, 0, 1.5e38]] if wide else [[-65504.0, 0, 65504.0], [65504.0, 65504.0, 65504.0]]
             refused = [[-3e38, 0, 3e38]] if wide else [[-65505.0, 0, 0], [65536.0, 7e4, 7e4], [0, 0, 3e38]]
         else:
             largest = LARGEST[kind]
-            held = [[-largest, largest, 0]]
+            representable = [[-largest, largest, 0]]
             refused = [] if kind == "fp32" else [[0, largest * (1 + 2.0**-22), 0], [-3.4e38, 0, 0]]
-        for row in held:
+        for row in representable:
             rows = np.array([row], dtype=np.float32)
             assert np.isfinite(decoded(codec, encoded(codec, level_of(codec, rows), keys_of(200))).weights).all()
         for row in refused:

@@ -275,12 +275,12 @@ def failures(root: str) -> None:
 
     A run without pinned memory does not fail.
     """
-    home, said = Path(root), {}
+    home, errors = Path(root), {}
     record(open_device("lazy"), {})
 
     class Said(SilentProgress):
         def say(self, text: str) -> None:
-            said[name] = said.get(name, []) + [text] * ("pinned" in text)
+            errors[name] = errors.get(name, []) + [text] * ("pinned" in text)
 
     def trained(name: str, device: str, *, resume: bool = False) -> None:
         cadence = {"every_steps": 2, "keep": 2}
@@ -297,11 +297,11 @@ def failures(root: str) -> None:
             try:
                 trained(name, "lazy")
             except StrataError as error:
-                said.setdefault(name, []).append(str(error))
+                errors.setdefault(name, []).append(str(error))
         _mended()
         trained(name, "cpu", resume=True)
         assert_same_model(last(home / "whole"), last(home / name))
-    print(json.dumps(said))
+    print(json.dumps(errors))
 
 
 def _mended() -> None:
@@ -326,7 +326,7 @@ def _limited(size: int) -> None:
 
 def small_memory(root: str) -> None:
     """Print, as JSON, the messages about a batch, and about one sample, that exceed the memory of the device."""
-    home, said, chip = Path(root), [], lazy_device.Chip
+    home, errors, chip = Path(root), [], lazy_device.Chip
     record(open_device("lazy"), {})
 
     def trained(samples: int) -> int:
@@ -347,11 +347,11 @@ def small_memory(root: str) -> None:
         try:
             trained(samples)
         except StrataError as error:
-            said.append(str(error))
+            errors.append(str(error))
         if samples > 4:
             _limited(room)
-            trained(int(said[-1].rpartition("batch_size to ")[2].partition(",")[0]))
-    print(json.dumps(said))
+            trained(int(errors[-1].rpartition("batch_size to ")[2].partition(",")[0]))
+    print(json.dumps(errors))
 
 
 def verified() -> None:

@@ -87,19 +87,19 @@ def either_device(root: str) -> None:
     home = Path(root)
     expected = trained(make_recipe(home, "cpu"))
     with as_gpu():
-        made = tight(make_recipe(home, "gpu", memory={"precision": "fp32"}))
-        plan = new_plan(made, prepared(made.data))
+        recipe = tight(make_recipe(home, "gpu", memory={"precision": "fp32"}))
+        plan = new_plan(recipe, prepared(recipe.data))
         assert plan is not None
         assert plan.level0 == "hbm"
         assert {placed.tier for placed in plan.tables} == {"level0", "dram"}
-        assert_same(expected, trained(made))
+        assert_same(expected, trained(recipe))
         # All of its memory but what the network and a batch need.
-        whole = new_plan(make_recipe(home, "gpu"), prepared(made.data))
+        whole = new_plan(make_recipe(home, "gpu"), prepared(recipe.data))
         assert whole is not None
         assert whole.budgets["hbm"] > 70e9  # type: ignore[operator]
     trained(make_recipe(home, "both"), 1)
     with as_gpu():
-        trained(replace(made, train=replace(made.train, run=str(home / "both"))), 2, resume=True)
+        trained(replace(recipe, train=replace(recipe.train, run=str(home / "both"))), 2, resume=True)
     assert_same(expected, trained(make_recipe(home, "both"), resume=True))
     scores = []
     for name, kind in (("cpu", "plain"), ("gpu", "plain"), ("gpu", "device")):
@@ -129,10 +129,10 @@ def hot_and_rounded(root: str) -> None:
     memory, hot = {"precision": "int8"}, {"budget": "8KiB", "batches": "proportional"}
     for kind in ("plain", "device"):
         with as_gpu(kind):
-            made = tight(make_recipe(home, kind, memory=memory, hot=hot))
-            plan = new_plan(made, prepared(made.data))
+            recipe = tight(make_recipe(home, kind, memory=memory, hot=hot))
+            plan = new_plan(recipe, prepared(recipe.data))
             assert plan is not None
             assert any(placed.hot_rows and placed.codec.kind == "int8" for placed in plan.tables)
-            runs[kind] = trained(made)
+            runs[kind] = trained(recipe)
     assert_same_model(*map(last, runs.values()))
     print(json.dumps(True))

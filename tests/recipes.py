@@ -131,10 +131,10 @@ _MADE: dict[tuple[str, str], Path] = {}
 
 def _prepared(kind: str, name: str, config: PrepareConfig) -> Path:
     if (kind, name) not in _MADE:
-        made = _folder() / str(len(_MADE)) / name
-        made.parent.mkdir()
-        prepare(replace(config, path=str(made)))
-        _MADE[kind, name] = made
+        path = _folder() / str(len(_MADE)) / name
+        path.parent.mkdir()
+        prepare(replace(config, path=str(path)))
+        _MADE[kind, name] = path
     return _MADE[kind, name]
 
 

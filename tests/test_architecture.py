@@ -170,21 +170,21 @@ def test_modules_folders_and_parameter_lists_stay_small() -> None:
     full = {str(folder.relative_to(ROOT)): count for folder, count in folders.items() if count > FILES}
     assert not full, f"over {FILES} files"
     many = {
-        f"{module_name(path)}.{found.name}": count
+        f"{module_name(path)}.{function.name}": count
         for path in MODULES
-        for found in functions(TREES[path])
-        if (count := parameters(found)) > PARAMETERS and not is_triton(found)
+        for function in functions(TREES[path])
+        if (count := parameters(function)) > PARAMETERS and not is_triton(function)
     }
     assert not many, f"over {PARAMETERS} parameters: bundle some"
 
 
-def is_triton(found: ast.FunctionDef) -> bool:
+def is_triton(function: ast.FunctionDef) -> bool:
     """Return whether a function is a Triton kernel, whose addresses, sizes and constants are separate parameters."""
-    return any("triton.jit" in ast.unparse(decorator) for decorator in found.decorator_list)
+    return any("triton.jit" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
-def parameters(found: ast.FunctionDef) -> int:
-    names = [each.arg for each in (*found.args.posonlyargs, *found.args.args, *found.args.kwonlyargs)]
+def parameters(function: ast.FunctionDef) -> int:
+    names = [each.arg for each in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
     return len(names) - (names[:1] in (["self"], ["cls"]))
 
 

@@ -49,7 +49,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     def folder(rows: int) -> Path:
         folder = tmp_path_factory.mktemp("logs")
         code = "from make_log import make_clicks, make_log\nfrom pathlib import Path\n"
-        ran(f"{code}make_log(Path(), {rows * 6 // 5})\nmake_clicks(Path('news.parquet'), 3000)", folder)
+        run_python(f"{code}make_log(Path(), {rows * 6 // 5})\nmake_clicks(Path('news.parquet'), 3000)", folder)
         return folder
 
     return folder
@@ -70,7 +70,7 @@ def runs(logs: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
-def ran(code: str, folder: Path, before: str = f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\n") -> str:
+def run_python(code: str, folder: Path, before: str = f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\n") -> str:
     result = forked.python(before + code, cwd=folder)
     assert result.returncode == 0, result.stderr[-2000:]
     return result.stdout
@@ -112,7 +112,7 @@ def execute(page: Path, folder: Path, languages: set[str]) -> None:
             for line in commands(text):
                 command(line, folder)
         elif language == "python":
-            ran(text, folder, SHORT if "ClickModel" in text else "")
+            run_python(text, folder, SHORT if "ClickModel" in text else "")
         else:
             name = re.match(r"# ([\w.-]+\.yaml)\n", text)
             if name:
@@ -170,7 +170,12 @@ def test_pages_name_only_existing_fields() -> None:
     texts = {
         page.name: page.read_text() for page in pages if page.name not in skipped and page.parent.name != "reference"
     }
-    wrong = [f"{name}: {found}" for name, text in texts.items() for found in field.findall(text) if found not in known]
+    wrong = [
+        f"{name}: {field_name}"
+        for name, text in texts.items()
+        for field_name in field.findall(text)
+        if field_name not in known
+    ]
     assert not wrong
 
 
@@ -181,7 +186,7 @@ def test_the_service_scores(runs: Callable[[int], Path], tmp_path: Path) -> None
     pytest.importorskip("httpx")
     command(f"stratarec export -q runs/clicks -o {tmp_path / 'exported'}", run)
     shutil.copy(run / "tomorrow.csv", tmp_path)
-    ran(
+    run_python(
         """
 import warnings
 warnings.simplefilter("ignore")

@@ -40,30 +40,30 @@ def frame() -> pl.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def fitted(frame: pl.DataFrame) -> ClickModel:
+def fit_model(frame: pl.DataFrame) -> ClickModel:
     return ClickModel(**SMALL).fit(frame[:2400], label="click", valid=frame[2400:2700])
 
 
-def test_it_learns_and_reports_the_metrics_of_scikit_learn(fitted: ClickModel, frame: pl.DataFrame) -> None:
+def test_it_learns_and_reports_the_metrics_of_scikit_learn(fit_model: ClickModel, frame: pl.DataFrame) -> None:
     test = frame[2700:]
-    scores, result = fitted.predict_proba(test), fitted.evaluate(test)
+    scores, result = fit_model.predict_proba(test), fit_model.evaluate(test)
     assert scores.shape == (300, 2)
     np.testing.assert_allclose(scores.sum(axis=1), 1)
     assert result["auc"] == pytest.approx(roc_auc_score(test["click"], scores[:, 1]))
     assert result["log_loss"] == pytest.approx(log_loss(test["click"], scores[:, 1]))
     assert result["auc"] > 0.7
-    assert fitted.score(test) == np.mean(fitted.predict(test) == test["click"].to_numpy())
+    assert fit_model.score(test) == np.mean(fit_model.predict(test) == test["click"].to_numpy())
 
 
-def test_the_type_of_the_frame_changes_nothing(fitted: ClickModel, frame: pl.DataFrame) -> None:
+def test_the_type_of_the_frame_changes_nothing(fit_model: ClickModel, frame: pl.DataFrame) -> None:
     test = frame[2700:].drop("click")
-    expected = fitted.predict_proba(test)
+    expected = fit_model.predict_proba(test)
     for other in (
         test.to_arrow(),
         test.to_dict(as_series=False),
         {name: test[name].to_numpy() for name in test.columns},
     ):
-        np.testing.assert_array_equal(fitted.predict_proba(other), expected)
+        np.testing.assert_array_equal(fit_model.predict_proba(other), expected)
 
 
 def test_scores_match_those_of_the_commands(
@@ -86,15 +86,15 @@ def test_scores_match_those_of_the_commands(
     np.testing.assert_allclose(model.predict_proba(test)[:, 1], scores["score"].to_numpy(), atol=2e-6)
 
 
-def test_it_is_saved_completely_and_checked(fitted: ClickModel, frame: pl.DataFrame, tmp_path: Path) -> None:
-    expected = fitted.predict_proba(frame)
-    saved = fitted.save(tmp_path / "model")
-    for other in (ClickModel.load(saved), pickle.loads(pickle.dumps(fitted))):
+def test_it_is_saved_completely_and_checked(fit_model: ClickModel, frame: pl.DataFrame, tmp_path: Path) -> None:
+    expected = fit_model.predict_proba(frame)
+    saved = fit_model.save(tmp_path / "model")
+    for other in (ClickModel.load(saved), pickle.loads(pickle.dumps(fit_model))):
         np.testing.assert_array_equal(other.predict_proba(frame), expected)
-        assert other.get_params() == fitted.get_params()
+        assert other.get_params() == fit_model.get_params()
     np.testing.assert_allclose(Scorer.open(saved / "export").score(frame), expected[:, 1].astype(np.float32))
     with pytest.raises(StorageError, match="it exists"):
-        fitted.save(saved)
+        fit_model.save(saved)
     state = (saved / "estimator.json").read_text()
     (saved / "estimator.json").write_text(state.replace('"price"', '"rpice"', 1))
     with pytest.raises(ExportError, match="was changed after it was written"):

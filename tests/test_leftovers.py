@@ -65,7 +65,7 @@ write_atomic(Path(sys.argv[1]), write)
 """
 
 
-def killed(path: Path, check: Callable[[], object] = lambda: None) -> None:
+def kill_writer(path: Path, check: Callable[[], object] = lambda: None) -> None:
     """Start a process that writes `path`, call `check` while it writes, and kill it."""
     with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
@@ -82,7 +82,7 @@ def test_leftovers_of_a_killed_process_are_removed_by_the_next_start(home: Path)
         remove_leftovers(home / "run")
         assert len(leftovers()) == 1
 
-    killed(home / "run" / "recipe.json", stays)
+    kill_writer(home / "run" / "recipe.json", stays)
     assert len(leftovers()) == 1
     # Leftovers of ended processes are all treated the same.
     for name in ("predictions-test.parquet", "stratarec.json"):

@@ -144,7 +144,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def refused(place: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def prepare_refused(place: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Return the error of `prepare`. It must leave no data set and change no other file."""
     before = tree(place)
     assert main(["prepare", "-q", *arguments]) == 2
@@ -162,12 +162,12 @@ def refused(place: Path, capsys: pytest.CaptureFixture[str], *arguments: str) ->
 @pytest.mark.parametrize(("content", "message"), [each[1:] for each in LOGS], ids=[each[0] for each in LOGS])
 def test_a_malformed_log(place: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str) -> None:
     Path("log.csv").write_bytes(content)
-    assert not missing(message, refused(place, capsys, "own.yaml"))
+    assert not missing(message, prepare_refused(place, capsys, "own.yaml"))
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGES, ids=[each[0] for each in CHANGES])
 def test_a_malformed_recipe(place: Path, capsys: pytest.CaptureFixture[str], change: str, message: str) -> None:
-    assert not missing(message, refused(place, capsys, "own.yaml", change))
+    assert not missing(message, prepare_refused(place, capsys, "own.yaml", change))
 
 
 FRAMES: list[tuple[str, Callable[[pl.DataFrame], pl.DataFrame], str]] = [
@@ -188,4 +188,4 @@ def test_a_malformed_parquet_file(
     content["data"]["source"] |= {"kind": "parquet", "paths": ["log.parquet"]}
     Path("own.yaml").write_text(yaml.safe_dump(content))
     change(pl.read_csv("log.csv")).write_parquet("log.parquet")
-    assert not missing(message, refused(place, capsys, "own.yaml"))
+    assert not missing(message, prepare_refused(place, capsys, "own.yaml"))

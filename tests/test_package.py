@@ -92,7 +92,7 @@ def test_the_map_of_the_code_names_existing_files() -> None:
     assert max(map(len, lines)) <= 100
 
 
-def loaded(command: list[str], folder: Path) -> str:
+def loaded_libraries(command: list[str], folder: Path) -> str:
     """Run a command. Return its exit code and which of the slow libraries it loaded."""
     libraries = "sorted({'torch', 'numba'} & {*sys.modules})"
     code = f"import sys; from stratarec.cli import main; print(main({command}), {libraries})"
@@ -102,13 +102,13 @@ def loaded(command: list[str], folder: Path) -> str:
 
 def test_init_and_prepare_load_neither_torch_nor_numba(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("user,item,click\n" + "1,10,0\n2,20,1\n3,10,1\n" * 40)
-    assert loaded(["init", "log.csv"], tmp_path) == "0 []"
-    assert loaded(["prepare", "log.yaml"], tmp_path) == "0 []"
+    assert loaded_libraries(["init", "log.csv"], tmp_path) == "0 []"
+    assert loaded_libraries(["prepare", "log.yaml"], tmp_path) == "0 []"
 
 
 def test_checking_a_data_set_does_not_load_torch(tmp_path: Path) -> None:
     prepared(Recipe.from_dict(tiny(tmp_path)).data)
-    assert "torch" not in loaded(["check", "data"], tmp_path)
+    assert "torch" not in loaded_libraries(["check", "data"], tmp_path)
 
 
 def test_settings_match_the_code() -> None:

@@ -151,7 +151,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def printed() -> dict[Path, str]:
+def print_results() -> dict[Path, str]:
     """Print every result file."""
     done = bench("-c", SCRIPT, *map(str, RESULTS))
     assert done.returncode == 0, done.stderr
@@ -159,8 +159,8 @@ def printed() -> dict[Path, str]:
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_results_fit_80_columns_without_breaking_words(printed: dict[Path, str], path: Path) -> None:
-    text = printed[path]
+def test_results_fit_80_columns_without_breaking_words(print_results: dict[Path, str], path: Path) -> None:
+    text = print_results[path]
     assert max(map(len, text.splitlines())) <= 80
     content = json.loads(path.read_text())
     for name in content["metrics"]:

@@ -61,7 +61,7 @@ def number(cell: str) -> Any:
     return value
 
 
-def whole(cell: str) -> Any:
+def as_integer(cell: str) -> Any:
     value = number(cell) if cell != "007" else BAD
     return int(value) if value is not BAD and value == int(value) else BAD
 
@@ -70,9 +70,9 @@ REFERENCE: dict[str, Callable[[str], Any]] = {
     "y": lambda cell: {"0": 0, "1": 1, "1.0": 1, "true": 1, "FALSE": 0}.get(cell, BAD),
     "price": lambda cell: number(cell) if cell else None,
     "item": lambda cell: cell or None,
-    "shop": lambda cell: whole(cell) if cell else None,
+    "shop": lambda cell: as_integer(cell) if cell else None,
     "tags": lambda cell: [part.strip() for part in cell.split("|") if part.strip()][:3] if cell.strip() else None,
-    "when": lambda cell: whole(cell) if cell else BAD,
+    "when": lambda cell: as_integer(cell) if cell else BAD,
     "user": lambda cell: cell or BAD,
 }
 TEXT = st.text(alphabet='ab,"|é\n ', max_size=4)

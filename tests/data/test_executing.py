@@ -138,8 +138,8 @@ def test_a_task_of_an_earlier_call_cannot_write(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(StorageError, match="another call"):
             check()
     again = grant(tmp_path)
-    for gone in (token, ""):
-        with pytest.raises(StorageError, match="another call"), leased(tmp_path, gone):
+    for expired_token in (token, ""):
+        with pytest.raises(StorageError, match="another call"), leased(tmp_path, expired_token):
             pytest.fail("worked without a lease")
     with leased(tmp_path, again):
         pass

@@ -91,7 +91,7 @@ def root(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+def run_refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Run a command that must fail and return its one line of output."""
     capsys.readouterr()
     assert main([arguments[0], "-q", *arguments[1:]]) == 2
@@ -104,7 +104,7 @@ def test_a_data_set_whose_ids_mean_other_values_is_refused(root: Path, capsys: p
     own, other = Dataset.open(root / "falling"), Dataset.open(root / "rising")
     assert own.table_rows() == other.table_rows()
     for command in ("evaluate", "predict"):
-        line = refused([command, str(root / "run"), str(root / "rising")], capsys)
+        line = run_refused([command, str(root / "run"), str(root / "rising")], capsys)
         assert not missing("vocabulary item", line)
     assert not list((root / "run").glob("predictions*"))
 
@@ -121,10 +121,10 @@ def test_data_replaced_after_training_are_refused(root: Path, capsys: pytest.Cap
     config = content(root, "rising", path=str(root / "falling"))
     prepare(Recipe.from_dict(config).data, overwrite=True)
     for command in ("evaluate", "predict", "export"):
-        assert not missing("vocabulary item", refused([command, str(root / "run")], capsys))
+        assert not missing("vocabulary item", run_refused([command, str(root / "run")], capsys))
     (root / "r.yaml").write_text(yaml.safe_dump(config))
     before = {path: path.read_bytes() for path in (root / "run").rglob("*") if path.is_file()}
-    line = refused(["train", "--resume", str(root / "r.yaml"), "train.epochs=5"], capsys)
+    line = run_refused(["train", "--resume", str(root / "r.yaml"), "train.epochs=5"], capsys)
     assert not missing("vocabulary item", line)
     assert {path: path.read_bytes() for path in (root / "run").rglob("*") if path.is_file()} == before
 
@@ -156,7 +156,7 @@ def test_a_recipe_for_other_data_is_refused(
 ) -> None:
     expected = message.format(path=small / "data")
     for command in ("train", "plan"):
-        line = refused([command, str(small / "r.yaml"), override], capsys)
+        line = run_refused([command, str(small / "r.yaml"), override], capsys)
         assert expected in line
         assert not missing("--overwrite", line)
     assert not (small / "run").exists()

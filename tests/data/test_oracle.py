@@ -270,7 +270,7 @@ def test_any_log_gives_the_samples_of_the_oracle(tmp_path_factory: pytest.TempPa
         stored = list(zip(table["value"].to_pylist(), table["count"].to_pylist(), strict=True))
         assert stored[case.limits.tail_buckets :] == known
         assert dataset.vocabularies[name].rows == len(known) + case.limits.tail_buckets
-    wanted = [dense(case, feature, train) for feature in case.schema.dense]
+    dense_columns = [dense(case, feature, train) for feature in case.schema.dense]
     keys = [feature.name for feature in case.schema.sparse]
     shared: dict[tuple[str, Any], int] = {}
     users: dict[int, set[Any]] = {}
@@ -284,7 +284,7 @@ def test_any_log_gives_the_samples_of_the_oracle(tmp_path_factory: pytest.TempPa
         for place, (label, numbers, user, bags) in zip(places, samples, strict=True):
             row = case.rows[place]
             assert label == row["click"]
-            expected = [column[place] for column in wanted]
+            expected = [column[place] for column in dense_columns]
             assert numbers == pytest.approx(expected, rel=1e-5, abs=2e-5)
             for feature, ids in zip(dataset.schema.sparse, bags, strict=True):
                 features = dataset.schema.vocabularies()[feature.vocabulary]

@@ -89,13 +89,13 @@ def category(kind: pa.DataType, cell: Any) -> Any:
     if is_text(kind):
         return cell
     if has_fractions(kind):
-        return None if cell is None or math.isnan(cell) else whole(cell)
+        return None if cell is None or math.isnan(cell) else as_integer(cell)
     if not (is_integer(kind) or pa.types.is_boolean(kind)):
         raise WrongType
     return None if cell is None else int(cell)
 
 
-def whole(cell: Any) -> Any:
+def as_integer(cell: Any) -> Any:
     """Return the integer that was written as a float."""
     return int(cell) if abs(cell) < 2**53 and cell == int(cell) else BAD
 
@@ -130,7 +130,7 @@ def moment(kind: pa.DataType, cell: Any) -> Any:
     if cell is None or is_text(kind):  # none of the texts in these tests is a time
         return BAD
     if has_fractions(kind):
-        return BAD if math.isnan(cell) else whole(cell)
+        return BAD if math.isnan(cell) else as_integer(cell)
     if pa.types.is_date(kind):
         cell = dt.datetime.combine(cell, dt.time())
     cell = cell.replace(tzinfo=cell.tzinfo or dt.timezone.utc)
@@ -225,11 +225,11 @@ def logs(draw: st.DrawFn) -> Log:
         nulls = draw(st.booleans()) and (NULL_LISTS or not pa.types.is_fixed_size_list(kind))
         cells = cells.filter(is_valid_time) if name == "moment" else cells
         column = [draw(st.one_of(st.none(), cells) if nulls else cells) for _ in range(rows)]
-        columns[name] = pa.array(column, kind) if not pa.types.is_dictionary(kind) else encoded(column, kind)
+        columns[name] = pa.array(column, kind) if not pa.types.is_dictionary(kind) else dictionary_encode(column, kind)
     return Log(columns=columns, row_group=draw(st.integers(1, 6)))
 
 
-def encoded(column: list[Any], kind: pa.DataType) -> pa.Array:
+def dictionary_encode(column: list[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(column, kind.value_type).dictionary_encode().cast(kind)
 
 

@@ -59,7 +59,7 @@ def clicks_config(root: Path, **changes: Any) -> PrepareConfig:
     return PrepareConfig(**options)
 
 
-def decoded(dataset: Dataset, split: str) -> pl.DataFrame:
+def decode_samples(dataset: Dataset, split: str) -> pl.DataFrame:
     """Return samples with ids replaced by values."""
     frames = [
         pl.from_arrow(dataset.read_row_group(split, number, group))
@@ -106,7 +106,7 @@ class StopAfterSpilling(SilentProgress):
 def test_clicks_become_samples_that_never_look_ahead(tmp_path: Path) -> None:
     log = click_log(tmp_path / "log.parquet")
     dataset = prepare(clicks_config(tmp_path))
-    samples = pl.concat([decoded(dataset, split) for split in ("train", "valid", "test")])
+    samples = pl.concat([decode_samples(dataset, split) for split in ("train", "valid", "test")])
     positives = samples.filter(pl.col(LABEL) == 1)
     ordered = log.sort("timestamp", maintain_order=True)
     last = int(ordered["timestamp"][-1])
@@ -147,7 +147,7 @@ def test_clicks_at_the_same_time_keep_the_order_of_the_log(tmp_path: Path) -> No
         paths=(str(tmp_path / "[ab].parquet"),), history_length=30, negatives=1, popularity_window="3h"
     )
     dataset = prepare(clicks_config(tmp_path, source=source))
-    splits = [decoded(dataset, split) for split in dataset.splits]
+    splits = [decode_samples(dataset, split) for split in dataset.splits]
     samples = pl.concat(splits, how="vertical_relaxed").filter(pl.col(LABEL) == 1)
     rows = pl.concat(logs).sort("timestamp", maintain_order=True).rows(named=True)
     expected: Counter[tuple[Any, ...]] = Counter()

@@ -40,7 +40,7 @@ def values(dataset: Dataset, split: str, name: str) -> list[Any]:
     return [known[i] for i in column(dataset, split, name)]
 
 
-def timed(root: Path, times: list[int], split: SplitConfig, unit: TimeUnit = "s") -> PrepareConfig:
+def timed_config(root: Path, times: list[int], split: SplitConfig, unit: TimeUnit = "s") -> PrepareConfig:
     frame = pl.DataFrame({"label": [i % 2 for i in range(len(times))], "time": times, "c": [i % 3 for i in times]})
     frame.write_parquet(root / "log.parquet", row_group_size=7)
     schema = Schema(sparse=(SparseFeature(name="c"),), time="time", time_unit=unit)
@@ -86,7 +86,7 @@ def test_patterns_that_leave_a_split_empty_are_refused_before_any_work(
 def test_by_time_the_boundaries_are_exact(tmp_path: Path, unit: TimeUnit, scale: int) -> None:
     hours = np.random.default_rng(0).permutation(100).tolist()
     split = SplitConfig(by="time", valid="10h", test="5h")
-    dataset = prepare(timed(tmp_path, [hour * HOUR * scale for hour in hours], split, unit))
+    dataset = prepare(timed_config(tmp_path, [hour * HOUR * scale for hour in hours], split, unit))
     hours_by_split = {
         name: sorted(time // HOUR // scale for time in column(dataset, name, TIME)) for name in dataset.splits
     }
@@ -104,5 +104,5 @@ def test_by_time_the_boundaries_are_exact(tmp_path: Path, unit: TimeUnit, scale:
 )
 def test_an_empty_split_is_refused(tmp_path: Path, split: dict[str, Any], message: str) -> None:
     with refuses(DataError, message):
-        prepare(timed(tmp_path, [hour * HOUR for hour in range(50)], SplitConfig(**split)))
+        prepare(timed_config(tmp_path, [hour * HOUR for hour in range(50)], SplitConfig(**split)))
     assert not (tmp_path / "data").exists()

@@ -142,7 +142,7 @@ def test_a_flipped_byte_in_a_compressed_log_gives_rows_or_a_data_error(
         assert read(avazu(path, "skip", block_bytes=3000)).height <= 400
 
 
-def packed(content: bytes, codec: str, repeats: int = 1) -> bytes:
+def compress(content: bytes, codec: str, repeats: int = 1) -> bytes:
     """Return the content repeated `repeats` times and compressed in pieces.
 
     Pieces of these formats may be concatenated.
@@ -157,7 +157,9 @@ def test_a_line_without_an_end_is_refused_before_it_is_read(
 ) -> None:
     path = tmp_path / f"log.tsv{ending}"
     size = 64 << 20
-    path.write_bytes(packed(b"0" * size, codec, 64 if codec == "zstd" else 1) + (packed(end, codec) if end else b""))
+    path.write_bytes(
+        compress(b"0" * size, codec, 64 if codec == "zstd" else 1) + (compress(end, codec) if end else b"")
+    )
     decompressed_bytes = 0
 
     def count(*arguments: Any) -> Iterator[bytes]:

@@ -24,7 +24,9 @@ HOUR = np.unique(np.random.default_rng(0).integers(1_506_826_800, 1_506_830_400,
 MINUTE = np.unique(np.random.default_rng(1).integers(1_506_826_800_000, 1_506_826_860_000, 2000))
 
 
-def prepared(root: Path, columns: dict[str, object], transform: DenseTransform, split: SplitConfig) -> pl.DataFrame:
+def prepare_columns(
+    root: Path, columns: dict[str, object], transform: DenseTransform, split: SplitConfig
+) -> pl.DataFrame:
     """Return the columns of the batches, training samples before test samples."""
     frame = pl.DataFrame(columns)
     rows = len(frame)
@@ -48,7 +50,7 @@ def prepared(root: Path, columns: dict[str, object], transform: DenseTransform, 
 @pytest.mark.parametrize("transform", ["none", "log1p"])
 @pytest.mark.parametrize("times", [HOUR, MINUTE], ids=["seconds of an hour", "milliseconds of a minute"])
 def test_times_keep_their_values(tmp_path: Path, times: np.ndarray, transform: DenseTransform) -> None:
-    values = prepared(tmp_path, {"t": times}, transform, SplitConfig(valid=0.0, test=0.0))["t"].to_numpy()
+    values = prepare_columns(tmp_path, {"t": times}, transform, SplitConfig(valid=0.0, test=0.0))["t"].to_numpy()
     assert len(np.unique(values)) == len(times)
     # Computed in exact integers; the logarithm is linear over such a short time.
     away = (times - times[0]).astype(np.float64)
@@ -60,7 +62,7 @@ def test_large_standardized_values_are_finite(tmp_path: Path) -> None:
     small = np.linspace(0, 1e-6, 400)
     small[-1] = 1e37  # in the test split, with a deviation of 3e-7
     columns = {"small": small, "huge": np.where(np.arange(400) % 2, 1e37, -2.9e38)}
-    columns_by_name = prepared(tmp_path, columns, "none", SplitConfig(by="time", valid="1s", test="1s"))
+    columns_by_name = prepare_columns(tmp_path, columns, "none", SplitConfig(by="time", valid="1s", test="1s"))
     assert np.isfinite(columns_by_name.to_numpy()).all()
     assert columns_by_name["small"][-1] == np.finfo(np.float32).max
     assert abs(columns_by_name["small"][:398].to_numpy().std() - 1) < 1e-5

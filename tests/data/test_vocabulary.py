@@ -69,7 +69,7 @@ def test_unsigned_64_bit_ids_share_a_vocabulary_with_others_as_text(tmp_path: Pa
     }  # fmt: skip
 
 
-def prepared(root: Path, items: list[object], **vocabulary: Any) -> Dataset:
+def prepare_items(root: Path, items: list[object], **vocabulary: Any) -> Dataset:
     frame = pl.DataFrame({"label": [row % 2 for row in range(len(items))], "item": items})
     schema, path = Schema(sparse=(SparseFeature(name="item"),)), str(root / f"data-{len(list(root.iterdir()))}")
     return prepare(log_config(root, schema, frame, path=path, vocabulary=VocabularyConfig(**vocabulary)))
@@ -77,7 +77,7 @@ def prepared(root: Path, items: list[object], **vocabulary: Any) -> Dataset:
 
 @pytest.mark.parametrize("items", [[*range(500)] * 2, [f"i{number}" for number in range(500)] * 2, [2**63 + 5] * 1000])
 def test_a_hash_vocabulary_computes_rows_from_the_hash_alone(tmp_path: Path, items: list[object]) -> None:
-    dataset = prepared(tmp_path, items, kind="hash", buckets=64)
+    dataset = prepare_items(tmp_path, items, kind="hash", buckets=64)
     info = dataset.vocabularies["item"]
     assert (info.rows, info.values, info.tail_buckets) == (64, 0, 64)
     actual = pl.concat([pl.from_arrow(dataset.read_row_group("train", 0, 0))])["item"].to_numpy()  # type: ignore[list-item]
@@ -85,14 +85,14 @@ def test_a_hash_vocabulary_computes_rows_from_the_hash_alone(tmp_path: Path, ite
     np.testing.assert_array_equal(actual, expected)
     np.testing.assert_array_equal(dataset.access_counts("item"), np.bincount(expected, minlength=64))
     # The ids do not depend on the rest of the log.
-    again = prepared(tmp_path, [*items[:10], *items[:10][::-1]], kind="hash", buckets=64)
+    again = prepare_items(tmp_path, [*items[:10], *items[:10][::-1]], kind="hash", buckets=64)
     ids = pl.concat([pl.from_arrow(again.read_row_group("train", 0, 0))])["item"].to_list()  # type: ignore[list-item]
     assert ids[:10] == expected[:10].tolist()
 
 
 def test_buckets_without_lookups_take_no_space(tmp_path: Path) -> None:
-    base = prepared(tmp_path, [*range(500)] * 2, kind="hash", buckets=10**9)
-    dataset = prepared(tmp_path, [*range(250, 750)] * 2, kind="hash", buckets=10**9, base=str(base.path))
+    base = prepare_items(tmp_path, [*range(500)] * 2, kind="hash", buckets=10**9)
+    dataset = prepare_items(tmp_path, [*range(250, 750)] * 2, kind="hash", buckets=10**9, base=str(base.path))
     ids, counts = dataset.counted_ids("item")
     expected = np.unique(
         stable_hash(pl.Series([*range(500), *range(250, 750)] * 2)) % np.uint64(10**9), return_counts=True

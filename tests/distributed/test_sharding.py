@@ -1,4 +1,4 @@
-"""Every row has one owner, and tables are dealt out within the ranks' budgets."""
+"""Test that every row has one owner and that tables are distributed within the ranks' budgets."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def table(rows: int, name: str = "t") -> EmbeddingBagConfig:
 
 
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(0, 4))
-def test_every_row_has_one_owner_and_the_parts_of_ranks_are_all_rows(rows: int, shared: int, first: int) -> None:
+def test_every_row_has_one_owner_and_the_ranks_have_all_rows(rows: int, shared: int, first: int) -> None:
     sharding = Sharding([table(rows)], {"t": Place(first=first, ranks=shared, travel="rows")}, first + shared + 1)
     numbers = np.arange(rows)
     owners, own = sharding.owner("t", numbers)
     for rank in range(sharding.ranks):
-        held = sharding.rows_on(sharding.tables[0], rank)
-        assert held == (owners == rank).sum()
-        assert (np.sort(own[owners == rank]) == np.arange(held)).all()
+        count = sharding.rows_on(sharding.tables[0], rank)
+        assert count == (owners == rank).sum()
+        assert (np.sort(own[owners == rank]) == np.arange(count)).all()
         for config in sharding.configs(rank):
             part = config.numbering
-            assert config.num_embeddings == held
-            assert (part.first + np.arange(held) * part.stride == numbers[owners == rank]).all()
+            assert config.num_embeddings == count
+            assert (part.first + np.arange(count) * part.stride == numbers[owners == rank]).all()
 
 
-def test_popular_rows_are_dealt_out_evenly() -> None:
-    """Frequency-ranked ids: any rank's share of a Zipf law is near the mean."""
+def test_popular_rows_are_distributed_evenly() -> None:
+    """With ids ranked by frequency, any rank's share of a Zipf distribution is near the mean."""
     sharding = Sharding([table(10_000)], {"t": Place(first=0, ranks=4, travel="rows")}, 4)
     weight = 1 / np.arange(20, 10_020)
     owners, _ = sharding.owner("t", np.arange(10_000))
@@ -44,7 +44,7 @@ def test_popular_rows_are_dealt_out_evenly() -> None:
 
 
 @pytest.mark.parametrize(("places", "message"), [({"t": Place(first=3)}, "'t' ranks 3 0 2"), ({}, "table 't'")])
-def test_places_that_do_not_fit_are_refused(places: dict[str, Place], message: str) -> None:
+def test_invalid_places_are_refused(places: dict[str, Place], message: str) -> None:
     with refuses(ConfigError, message):
         Sharding([table(4)], places, 3)
 
@@ -74,22 +74,22 @@ def many(count: int = 26) -> list[TableLoad]:
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_many_tables_are_dealt_out_evenly(ranks: int) -> None:
+def test_many_tables_are_distributed_evenly(ranks: int) -> None:
     plan = plan_sharding(many(), ranks)
     assert plan.imbalance < 1.15
     assert sum(plan.bytes) == pytest.approx(sum(table.bytes for table in many()), rel=1e-6)
     assert plan.critical == int(np.argmax(plan.costs))
 
 
-def test_a_table_that_is_most_of_the_work_is_shared_row_by_row() -> None:
+def test_a_table_with_most_of_the_work_is_sharded_by_row() -> None:
     plan = plan_sharding([load("large", lookups=50_000, bags=50_000, distinct=9_000), *many(8)], 4)
     assert (plan.places["large"].first, plan.places["large"].ranks) == (0, 4)
     assert plan.imbalance < 1.1
-    whole = plan_sharding([load("large", lookups=50_000, bags=50_000, distinct=9_000), *many(8)], 4, "table")
-    assert whole.places["large"].ranks == 1
-    assert whole.imbalance > 1.5
+    by_table = plan_sharding([load("large", lookups=50_000, bags=50_000, distinct=9_000), *many(8)], 4, "table")
+    assert by_table.places["large"].ranks == 1
+    assert by_table.imbalance > 1.5
 
 
-def test_a_budget_that_a_rank_misses_names_the_rank() -> None:
+def test_a_budget_that_a_rank_exceeds_names_the_rank() -> None:
     with refuses(ConfigError, "rank 0 memory.dram 1048576"):
         plan_sharding([load("a", 4 * MIB), load("b", 4 * MIB)], 2, budget_bytes=MIB)

@@ -42,8 +42,8 @@ def train(collection: Any, rows: dict[str, int], seed: int, many: int) -> dict[s
             batch_size=many,
         )
         collection(features).pooled.square().sum().backward()
-        for name, found in ids.items():
-            touched[name].update(found.tolist())
+        for name, new_ids in ids.items():
+            touched[name].update(new_ids.tolist())
     return touched
 
 

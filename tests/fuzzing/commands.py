@@ -42,8 +42,8 @@ def make_more(root: Path) -> None:
         export(trained, root / "coded")
     # Two state values per weight, and clocks.
     for name, tiers in (("clocked", None), ("clocked-log", memories(root)["log"])):
-        made = _all_rows(make_recipe(root, root / name, memory=tiers))
-        Trainer(made, Dataset.open(made.data.path), plan=place_tables("log", made) if tiers else None).train()
+        recipe = _all_rows(make_recipe(root, root / name, memory=tiers))
+        Trainer(recipe, Dataset.open(recipe.data.path), plan=place_tables("log", recipe) if tiers else None).train()
     (root / "towers").mkdir()
     (root / "towers" / "towers.yaml").write_text("# Towers\n- [item, seen]\n- [city, tags]\n")
 
@@ -72,21 +72,21 @@ def run(*arguments: str | Path) -> str:
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = main([str(part) for part in arguments])
-    said = err.getvalue()
-    assert code in (0, _REFUSED), f"{arguments} ended with {code}: {said}{_trace(said)}"
-    assert "out of memory" not in said, said
+    errors = err.getvalue()
+    assert code in (0, _REFUSED), f"{arguments} ended with {code}: {errors}{_trace(errors)}"
+    assert "out of memory" not in errors, errors
     if code == _REFUSED:
-        lines = [line for line in said.splitlines() if "Warning" not in line]
-        assert len(lines) == 1, f"{arguments} said {said}"
+        lines = [line for line in errors.splitlines() if "Warning" not in line]
+        assert len(lines) == 1, f"{arguments} said {errors}"
         raise StrataError(lines[0])
     wrong = _NUMBER.search(out.getvalue())
     assert wrong is None, f"{arguments} printed {out.getvalue()}"
     return out.getvalue()
 
 
-def _trace(said: str) -> str:
+def _trace(errors: str) -> str:
     """Return the traceback that a defect wrote to a file."""
-    result = re.search(r"/\S*stratarec-error-\S*\.txt", said)
+    result = re.search(r"/\S*stratarec-error-\S*\.txt", errors)
     if result is None:
         return ""
     text = Path(result[0]).read_text()
@@ -121,9 +121,9 @@ def _read(path: Path, _: Path) -> None:
         for batch in Loader(dataset, split, LoaderConfig(batch_size=64)).epoch(0):
             assert np.isin(batch.label.numpy(), (0, 1)).all()
             assert np.isfinite(batch.dense.numpy()).all()
-            whole = batch.expanded().sparse
-            for name in whole.keys:
-                ids = whole[name].values.numpy()
+            sparse = batch.expanded().sparse
+            for name in sparse.keys:
+                ids = sparse[name].values.numpy()
                 assert ((ids >= 0) & (ids < rows[name])).all()
             for group in batch.groups:
                 inverse = group.inverse.numpy()

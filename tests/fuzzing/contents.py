@@ -139,19 +139,19 @@ def _change_parquet(file: Path, draws: random.Random) -> str:
     column = draws.randrange(table.num_columns)
     name = table.column_names[column]
     if kind == "columns":
-        groups, said = _change_columns(groups, name, draws)
+        groups, description = _change_columns(groups, name, draws)
     elif kind == "row groups":
-        groups, said = _change_groups(groups, place, draws)
+        groups, description = _change_groups(groups, place, draws)
     else:
         change = {"values": _change_values, "lengths": _change_lengths, "nulls": _add_nulls}[kind]
-        made, said = change(_whole(table[name]), draws)
+        changed_column, description = change(_whole(table[name]), draws)
         groups[place] = table.set_column(
-            column, table.schema.field(column).with_nullable(True).with_type(made.type), made
+            column, table.schema.field(column).with_nullable(True).with_type(changed_column.type), changed_column
         )
         schema = groups[place].schema
         groups = [each.cast(schema) for each in groups]
     _write_parquet(file, groups, draws.random() < 0.7)
-    return f"{name}[{place}] {said}"
+    return f"{name}[{place}] {description}"
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -160,14 +160,14 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 def _change_values(column: pa.Array, draws: random.Random) -> tuple[pa.Array, str]:
     if pa.types.is_list(column.type):
-        values, said = _change_values(column.flatten(), draws)
-        return pa.ListArray.from_arrays(_offsets(column), values), said
+        values, description = _change_values(column.flatten(), draws)
+        return pa.ListArray.from_arrays(_offsets(column), values), description
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         return _change_texts(column, draws)
     missing = np.asarray(column.is_null())
     values = np.array(column.fill_null(0) if column.null_count else column)
-    said = _spoil(values, draws)
-    return pa.array(values, column.type, mask=missing if missing.any() else None), said
+    description = _spoil(values, draws)
+    return pa.array(values, column.type, mask=missing if missing.any() else None), description
 
 
 def _change_texts(column: pa.Array, draws: random.Random) -> tuple[pa.Array, str]:
@@ -213,32 +213,37 @@ def _add_nulls(column: pa.Array, draws: random.Random) -> tuple[pa.Array, str]:
     inner = column.flatten() if inside else column
     missing = np.zeros(len(inner), bool)
     missing[draws.randrange(len(inner)) if len(inner) and draws.random() < 0.7 else slice(None)] = True
-    made = pa.array(
-        [None if gone else value for gone, value in zip(missing, inner.to_pylist(), strict=True)], inner.type
+    with_nulls = pa.array(
+        [None if is_missing else value for is_missing, value in zip(missing, inner.to_pylist(), strict=True)],
+        inner.type,
     )
-    return (pa.ListArray.from_arrays(_offsets(column), made) if inside else made), f"nulls{' inside' if inside else ''}"
+    return (
+        pa.ListArray.from_arrays(_offsets(column), with_nulls) if inside else with_nulls
+    ), f"nulls{' inside' if inside else ''}"
 
 
 def _change_columns(groups: list[pa.Table], name: str, draws: random.Random) -> tuple[list[pa.Table], str]:
     how = draws.choice(("dropped", "renamed", "twice", "of another type", "of another type", "reversed", "another one"))
-    made = []
+    changed_tables = []
     for table in groups:
         place = table.column_names.index(name)
         if how == "dropped":
-            made.append(table.drop_columns([name]) if table.num_columns > 1 else table)
+            changed_tables.append(table.drop_columns([name]) if table.num_columns > 1 else table)
         elif how == "renamed":
-            made.append(table.rename_columns([f"{each}x" if each == name else each for each in table.column_names]))
+            changed_tables.append(
+                table.rename_columns([f"{each}x" if each == name else each for each in table.column_names])
+            )
         elif how == "twice":
-            made.append(table.append_column(table.schema.field(place), table[name]))
+            changed_tables.append(table.append_column(table.schema.field(place), table[name]))
         elif how == "another one":
-            made.append(table.append_column("more", table[name]))
+            changed_tables.append(table.append_column("more", table[name]))
         elif how == "reversed":
-            made.append(table.select(table.column_names[::-1]))
+            changed_tables.append(table.select(table.column_names[::-1]))
         else:
-            made.append(table)
+            changed_tables.append(table)
     if how == "of another type":
-        made, how = _other_type(made, name, draws)
-    return made, how
+        changed_tables, how = _other_type(changed_tables, name, draws)
+    return changed_tables, how
 
 
 def _other_type(groups: list[pa.Table], name: str, draws: random.Random) -> tuple[list[pa.Table], str]:
@@ -383,9 +388,9 @@ def _spoil_records(records: NDArray[np.uint8], draws: random.Random) -> str:
     last = records.shape[1] - kind.itemsize
     place = draws.choice((0, last, max(last - 4, 0), draws.randrange(last + 1)))
     values = np.ascontiguousarray(records[:, place : place + kind.itemsize]).view(kind)[:, 0].copy()
-    said = _spoil(values, draws)
+    description = _spoil(values, draws)
     records[:, place : place + kind.itemsize] = values[:, None].view(np.uint8)
-    return f"{kind} at {place}: {said}"
+    return f"{kind} at {place}: {description}"
 
 
 # Segments of logs
@@ -401,22 +406,22 @@ def _change_log(file: Path, draws: random.Random | None) -> str:
         block // 8, -(-(2 * tag + record) // 8), int(home["per_block"]), record, tag // 4, int(home["segment_blocks"])
     )
     words = np.frombuffer(file.read_bytes(), np.uint64).copy()
-    said = ""
+    description = ""
     if draws is not None:
         cells = words.reshape(-1, block // 8)[:, : shape.per_block * shape.cell_words].reshape(-1, shape.cell_words)
         view = np.ascontiguousarray(cells).view(np.uint8)
         part = draws.choice(("tags", "tags", "records", "all", "blocks"))
         if part == "blocks":
             words = np.resize(words, len(words) * draws.choice((0, 1, 2)))
-            said = f"{len(words)} words"
+            description = f"{len(words)} words"
         elif part == "tags":
             tags = np.ascontiguousarray(view[:, tag : 2 * tag]).view("<u4" if tag == 4 else "<u8").copy()
-            said = f"tags {_spoil(tags, draws)}"
+            description = f"tags {_spoil(tags, draws)}"
             view[:, tag : 2 * tag] = tags.view(np.uint8).reshape(len(view), -1)
         else:
             part_of_cell = slice(2 * tag, 2 * tag + record) if part == "records" else slice(tag, None)
             inner = np.ascontiguousarray(view[:, part_of_cell])
-            said = f"{part} {_spoil_records(inner, draws)}"
+            description = f"{part} {_spoil_records(inner, draws)}"
             view[:, part_of_cell] = inner
         if part != "blocks":
             words.reshape(-1, block // 8)[:, : shape.per_block * shape.cell_words] = view.view(np.uint64).reshape(
@@ -426,7 +431,7 @@ def _change_log(file: Path, draws: random.Random | None) -> str:
     seal_blocks(words, shape, len(words) * 8 // block, np.uint64(sequence), 0)
     file.unlink()
     file.write_bytes(words.tobytes())
-    return said
+    return description
 
 
 def _change_towers(file: Path, draws: random.Random) -> str:

@@ -73,9 +73,9 @@ class Guards:
             return self._call(kernel, *arguments)
         self.calls += 1
         copies = [self._copy(span, arrays) for span in _spans(arrays)]
-        made = {id(array): _moved(array, copies) for array in arrays}
+        copied_arrays = {id(array): _moved(array, copies) for array in arrays}
         try:
-            result = self._call(kernel, *_replaced(arguments, made))
+            result = self._call(kernel, *_replaced(arguments, copied_arrays))
         finally:
             for copy in copies:
                 self._copy_back(copy)
@@ -187,11 +187,11 @@ def _moved(array: NDArray[Any], copies: list[_Copy]) -> NDArray[Any]:
     return actual
 
 
-def _replaced(value: Any, made: dict[int, NDArray[Any]]) -> Any:
+def _replaced(value: Any, copied_arrays: dict[int, NDArray[Any]]) -> Any:
     if isinstance(value, np.ndarray):
-        return made[id(value)]
+        return copied_arrays[id(value)]
     if isinstance(value, tuple) and not isinstance(value, Team):
-        parts = [_replaced(part, made) for part in value]
+        parts = [_replaced(part, copied_arrays) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return value
 

@@ -53,9 +53,9 @@ def _changed(
     place = draws.choice(kinds[draws.choice(sorted(kinds))])
     if place == ("hash",):
         return ""
-    said = put(content, place, draws)
+    description = put(content, place, draws)
     seal(file, content)
-    return f"field {file.relative_to(path)} {'.'.join(map(str, place))} {said}"
+    return f"field {file.relative_to(path)} {'.'.join(map(str, place))} {description}"
 
 
 def _places(content: Any, place: Place = ()) -> Iterator[Place]:

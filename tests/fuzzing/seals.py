@@ -52,7 +52,7 @@ def reseal(path: Path, *, adapt: bool = False) -> None:
     adapt : bool
         Of their numbers, too: rows, row groups, values.
     """
-    for file in sorted(path.rglob("*.json"), key=lambda found: len(found.parts), reverse=True):
+    for file in sorted(path.rglob("*.json"), key=lambda path_of: len(path_of.parts), reverse=True):
         try:
             content = json.loads(file.read_text())
         except (ValueError, OSError, RecursionError):

@@ -22,7 +22,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return prepared(tmp_path_factory.mktemp("hot"), "auto")
 
 
-def part(counts: list[int], tail: int = 1, row_bytes: int = 1) -> RowRange:
+def make_part(counts: list[int], tail: int = 1, row_bytes: int = 1) -> RowRange:
     """Return a table with the given lookup counts."""
     return RowRange(table="t", rows=len(counts), row_bytes=row_bytes, tail=tail, counts=np.array(counts))
 
@@ -42,7 +42,7 @@ def total(dataset: Dataset) -> int:
 
 
 def test_hottest_rows_have_the_most_lookups_per_byte() -> None:
-    parts = [part([9, 5, 1]), part([16, 8, 4, 2], row_bytes=2), part([2, 4], tail=2)]
+    parts = [make_part([9, 5, 1]), make_part([16, 8, 4, 2], row_bytes=2), make_part([2, 4], tail=2)]
     assert hottest_rows(parts, 1).tolist() == [1, 0, 0]
     assert hottest_rows(parts, 3).tolist() == [1, 1, 0]
     assert hottest_rows(parts, 4).tolist() == [2, 1, 0]
@@ -50,12 +50,12 @@ def test_hottest_rows_have_the_most_lookups_per_byte() -> None:
     assert hottest_rows(parts, 13).tolist() == [3, 4, 2]
     # Hot rows are a prefix of the table. In a table with a base a popular row can follow a rare one, which is then hot
     # too.
-    assert hottest_rows([part([9, 0, 7, 0]), part([2])], 3).tolist() == [3, 0]
+    assert hottest_rows([make_part([9, 0, 7, 0]), make_part([2])], 3).tolist() == [3, 0]
 
 
 def test_thresholds_are_close_to_the_optimum() -> None:
     draws = np.random.default_rng(5)
-    parts = [part([0] * 6) for _ in range(3)]
+    parts = [make_part([0] * 6) for _ in range(3)]
     worst = 1.0
     for _ in range(30):
         needs = np.minimum(draws.geometric(0.4, (400, 3)) - 1, 6).astype(np.int32)

@@ -73,9 +73,9 @@ NAMES = st.text(max_size=300)
 
 @given(st.lists(NAMES, unique=True, max_size=20))
 def test_any_names_become_distinct_path_components(names: list[str]) -> None:
-    for found in ([file_name(name) for name in names], [file_name(name, i) for i, name in enumerate(names)]):
-        assert len(set(found)) == len(names)
-        for part in found:
+    for components in ([file_name(name) for name in names], [file_name(name, i) for i, name in enumerate(names)]):
+        assert len(set(components)) == len(names)
+        for part in components:
             assert re.fullmatch(r"[A-Za-z0-9_-]{1,60}", part)
             assert os.path.basename(part) == part
 

@@ -92,10 +92,10 @@ def test_a_changed_file_is_read_again(files: list[Path], how: str) -> None:
 def test_a_damaged_cache_is_written_again(files: list[Path], text: str) -> None:
     expected = file_hashes(files)
     (kept,) = cache_directory().rglob("*.json")
-    whole = kept.read_text()
+    content = kept.read_text()
     kept.write_text(text)
     assert file_hashes(files) == expected
-    assert kept.read_text() == whole
+    assert kept.read_text() == content
 
 
 def test_a_data_set_is_hashed_once_and_damage_is_detected_nevertheless(

@@ -19,7 +19,7 @@ bag = st.lists(st.integers(0, 99), max_size=4)
 def column(bags: list[list[int]]) -> collate.Lists:
     """Return the bags as a list column with values in reverse order, so that starts do not rise."""
     length = np.array([len(one) for one in bags], dtype=np.int64)
-    values = np.array([one for found in reversed(bags) for one in found], dtype=np.int32)
+    values = np.array([one for bag in reversed(bags) for one in bag], dtype=np.int32)
     return collate.Lists(start=length.sum() - length.cumsum(), length=length, values=values)
 
 

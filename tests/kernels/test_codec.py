@@ -35,9 +35,9 @@ def move(source, target, first):
 
 @njit
 def parameters_of(low, high, levels, records):
-    scale, offset, held = parameters(low, high, levels, False)
+    scale, offset, is_finite = parameters(low, high, levels, False)
     store_parameters(records, np.uint64(0), scale, offset, False)
-    return scale, offset, held
+    return scale, offset, is_finite
 
 
 @njit
@@ -79,8 +79,8 @@ def test_offsets_are_rounded_down_and_scales_up() -> None:
     between = exact[:-1] + (exact[1:] - exact[:-1]) * np.float32(0.3)
     records = np.zeros(4, dtype=np.uint8)
     for i in range(0, len(between), 7):
-        _, offset, held = parameters_of(between[i], between[i], np.float32(255), records)
-        assert held
+        _, offset, is_finite = parameters_of(between[i], between[i], np.float32(255), records)
+        assert is_finite
         assert offset == exact[i]
         _, offset, _ = parameters_of(exact[i], exact[i], np.float32(255), records)
         assert offset == exact[i]

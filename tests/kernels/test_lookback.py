@@ -71,8 +71,8 @@ def test_later_clicks_change_nothing() -> None:
     log = random_log(3)
     shown = np.random.default_rng(3).integers(1, 9, (len(log), 2))
     cut = next(n for n in range(100, len(log)) if log[n].time != log[n - 1].time)
-    whole, part = count_in_pieces(log, shown, []), count_in_pieces(log[:cut], shown[:cut], [])
-    np.testing.assert_array_equal(whole[:cut], part)
+    all_counts, part = count_in_pieces(log, shown, []), count_in_pieces(log[:cut], shown[:cut], [])
+    np.testing.assert_array_equal(all_counts[:cut], part)
 
 
 def test_memory_is_bounded_by_the_window() -> None:

@@ -18,10 +18,10 @@ def test_copies_match_the_reference_in_both_directions() -> None:
     rectangles.reference_copy_parts(source, expected, actual)
     assert torch.equal(mine, expected)
     assert mine.count_nonzero() == 5 * 7 + 60 + 1
-    back, wanted = torch.zeros(20, 30), torch.zeros(20, 30)
+    back, expected_back = torch.zeros(20, 30), torch.zeros(20, 30)
     rectangles.copy_parts(mine, back, rectangles.swapped(actual))
-    rectangles.reference_copy_parts(expected, wanted, rectangles.swapped(actual))
-    assert torch.equal(back, wanted)
+    rectangles.reference_copy_parts(expected, expected_back, rectangles.swapped(actual))
+    assert torch.equal(back, expected_back)
     assert torch.equal(back.view(-1)[599], source.view(-1)[599])
 
 

@@ -21,11 +21,11 @@ def test_gather_scatter_and_bits_match_the_reference(width: int, count: int) -> 
     new = generator.integers(0, 256, (count, width), np.uint8)
     expected_array, expected_bits = array.copy(), bits.copy()
 
-    wanted = bit_rows.test_bits(bits, rows)
-    np.testing.assert_array_equal(wanted, reference.test_bits(bits, rows))
+    bit_set = bit_rows.test_bits(bits, rows)
+    np.testing.assert_array_equal(bit_set, reference.test_bits(bits, rows))
     actual, expected = np.full((count, width), 7, np.uint8), np.full((count, width), 7, np.uint8)
-    bit_rows.gather(array, rows, wanted, actual)
-    reference.gather(array, rows, wanted, expected)
+    bit_rows.gather(array, rows, bit_set, actual)
+    reference.gather(array, rows, bit_set, expected)
     np.testing.assert_array_equal(actual, expected)
 
     bit_rows.scatter(array, rows, new)

@@ -21,8 +21,8 @@ def numbers(hashes: list[int], buckets: int, spread: int = 1) -> VocabularyKeys:
 
 
 def words(values: list[bytes], hashes: list[int], buckets: int) -> VocabularyKeys:
-    whole = numbers(hashes, buckets)
-    return whole._replace(texts=texts([values[place] for place in whole.places]))
+    hashed = numbers(hashes, buckets)
+    return hashed._replace(texts=texts([values[place] for place in hashed.places]))
 
 
 def check(vocabularies: list[VocabularyKeys], asked: list[tuple[int, list[int], list[bytes] | None]]) -> list[int]:

@@ -77,11 +77,11 @@ def batch(size: int = 40, seed: int = 0, spare: int = 0, scattered: bool = False
 
 def models() -> list[ModelConfig]:
     histories = [HistoryConfig(pooling=pooling) for pooling in POOLINGS]  # type: ignore[arg-type]
-    made: list[ModelConfig] = [
+    configs: list[ModelConfig] = [
         DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), history=history) for history in histories
     ]
-    made.append(DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), interaction="cat"))
-    return [*made, DCNv2Config(embedding_dim=8, deep_mlp=(8,), history=histories[2])]
+    configs.append(DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16,), interaction="cat"))
+    return [*configs, DCNv2Config(embedding_dim=8, deep_mlp=(8,), history=histories[2])]
 
 
 def name(config: ModelConfig) -> str:

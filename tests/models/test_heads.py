@@ -19,7 +19,7 @@ from stratarec.training.steps.loss import Objective
 LABELS = ("click", "like", "buy")
 
 
-def several(labels: Any = LABELS) -> Schema:
+def schema_of(labels: Any = LABELS) -> Schema:
     return Schema(**{**vars(schema()), "label": "label", "labels": tuple(labels)})
 
 
@@ -51,7 +51,7 @@ def test_a_mixture_of_experts_matches_the_formula() -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_every_label_trains_its_own_and_the_shared_part(config: ModelConfig, kind: Any, precision: torch.dtype) -> None:
-    model = build_model(with_heads(config, kind), several(), ROWS, click_rates=[0.3, 0.01, 0.5])
+    model = build_model(with_heads(config, kind), schema_of(), ROWS, click_rates=[0.3, 0.01, 0.5])
     for tower, rate in zip(model.network.score.out.towers, (0.3, 0.01, 0.5), strict=True):  # type: ignore[union-attr]
         assert tower[-1].bias.item() == pytest.approx(math.log(rate / (1 - rate)))  # type: ignore[index, operator]
     batch = batch_of(HISTORIES)

@@ -139,7 +139,7 @@ def test_a_single_sample_scores_as_in_a_batch(pooling: Any) -> None:
         model = build_model(with_history(config, pooling), schema(), ROWS).eval()
         batch = batch_of(HISTORIES)
         with torch.no_grad():
-            whole = model(batch)
+            batch_scores = model(batch)
             for place in (0, 1, 3):
                 parts = {}
                 for key in batch.sparse.keys:
@@ -151,7 +151,7 @@ def test_a_single_sample_scores_as_in_a_batch(pooling: Any) -> None:
                     dense=batch.dense[place : place + 1],
                     sparse=KeyedJagged.from_features(parts),
                 )
-                torch.testing.assert_close(model(alone)[0], whole[place], rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(model(alone)[0], batch_scores[place], rtol=1e-5, atol=1e-6)
 
 
 def test_the_order_of_a_history_matters_only_to_the_transformer() -> None:

@@ -59,13 +59,13 @@ def grouped(*, apart: bool) -> Batch:
 
     With `apart`, only features that are not sequences are in groups, with more distinct values than samples.
     """
-    whole, size = batch(), len(SEQUENCES)
+    plain, size = batch(), len(SEQUENCES)
     if apart:
-        singles = InverseJagged(unique=whole.sparse.select(KEYS[:2]), inverse=torch.arange(size))
+        singles = InverseJagged(unique=plain.sparse.select(KEYS[:2]), inverse=torch.arange(size))
         spare = InverseJagged(unique=singles.unique.take(torch.arange(3 * size) % size), inverse=torch.arange(size))
-        return whole.replace(sparse=whole.sparse.select(KEYS[2:]), groups=(spare,))
+        return plain.replace(sparse=plain.sparse.select(KEYS[2:]), groups=(spare,))
     group = InverseJagged(unique=keyed(KEYS[2:], draw_columns(SEQUENCES[:5])), inverse=torch.arange(size) % 5)
-    return whole.replace(sparse=whole.sparse.select(KEYS[:2]), groups=(group,))
+    return plain.replace(sparse=plain.sparse.select(KEYS[:2]), groups=(group,))
 
 
 def event_rows(ctr_model: CTRModel, bag: list[int]) -> Tensor:

@@ -71,16 +71,16 @@ def deepfm(score: Any, config: Any, rows: Tensor) -> Tensor:
 
 
 def finalmlp(score: Any, config: Any, rows: Tensor) -> Tensor:
-    found, width = [], len(rows) - len(NAMES)
+    outputs, width = [], len(rows) - len(NAMES)
     for number, stream in enumerate(score.streams):
         flat = rows[:, :D].flatten()
         if config.gate_features:
             context = torch.cat([rows[width + NAMES.index(key), -D:] for key in config.gate_features[number]])
             body, last = stream.gate
             flat = flat * 2 / (1 + torch.exp(-(last.weight @ mlp(body, context) + last.bias)))
-        found.append(mlp(stream.deep, flat))
-    x, y = found
-    logit = score.out.linear.weight @ torch.cat(found) + score.out.bias
+        outputs.append(mlp(stream.deep, flat))
+    x, y = outputs
+    logit = score.out.linear.weight @ torch.cat(outputs) + score.out.bias
     heads = config.fusion_heads
     left, right = x.view(heads, -1), y.view(heads, -1)
     forms = score.forms.weight.view(heads, left.shape[1], right.shape[1])
@@ -111,16 +111,16 @@ def test_a_score_and_its_gradient_match_the_formula(name: str, dense: int) -> No
     config, score = CONFIGS[name], score_of(name, dense)
     numbers = torch.randn(3, dense, dtype=torch.float64, requires_grad=True)
     vectors = torch.randn(3, len(NAMES), config.vector_width, dtype=torch.float64, requires_grad=True)
-    found = score(numbers, vectors)
+    actual = score(numbers, vectors)
     expected = []
     for x, own in zip(numbers, vectors, strict=True):
         scaled = [x[i : i + 1] * score.fields.numbers.weight[:, i] for i in range(dense)]
         expected.append(NAIVE[config.kind](score, config, torch.stack([*scaled, *own])).squeeze())
-    torch.testing.assert_close(found, torch.stack(expected))
+    torch.testing.assert_close(actual, torch.stack(expected))
     inputs = [numbers, vectors] if dense else [vectors]
     weights = [*inputs, *score.parameters()]
     for one, other in zip(
-        torch.autograd.grad(found.sum(), weights),
+        torch.autograd.grad(actual.sum(), weights),
         torch.autograd.grad(sum(expected), weights),
         strict=True,  # type: ignore[arg-type]
     ):
@@ -136,14 +136,14 @@ def test_shared_vectors_score_like_one_vector_per_sample(name: str) -> None:
     rows[3:, ::2] = torch.nan
     own = rows.clone()
     own[:, ::2] = rows[:3, ::2].repeat_interleave(torch.tensor([3, 1, 2]), dim=0)
-    found = []
+    results = []
     for vectors, given in ((rows, runs), (own, None)):
         vectors.requires_grad_()
         # Runs may overwrite their inputs.
         logits = score(torch.ones(6, 1), vectors.clone(), given)
         logits.sigmoid().sum().backward()
-        found.append((logits.detach(), vectors.grad))
-    (one, gradient), (other, expected) = found
+        results.append((logits.detach(), vectors.grad))
+    (one, gradient), (other, expected) = results
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     assert gradient is not None
     assert expected is not None

@@ -129,10 +129,10 @@ def test_rank_is_within_three_percent_of_its_simulation(slots: int, lookahead: i
 def test_rows_without_lookups_may_be_left_out(counts: list[int]) -> None:
     dense = np.array(counts, dtype=np.int64)
     ids = np.flatnonzero(dense).astype(np.int32)
-    whole, sparse = Popularity.from_counts(dense), Popularity.from_counts(dense[ids], ids, len(dense))
-    np.testing.assert_array_equal(sparse.rows, whole.rows)
-    np.testing.assert_array_equal(sparse.share, whole.share)
-    assert sparse.by_id == whole.by_id
+    full, sparse = Popularity.from_counts(dense), Popularity.from_counts(dense[ids], ids, len(dense))
+    np.testing.assert_array_equal(sparse.rows, full.rows)
+    np.testing.assert_array_equal(sparse.share, full.share)
+    assert sparse.by_id == full.by_id
 
 
 @given(

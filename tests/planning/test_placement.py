@@ -77,13 +77,13 @@ def test_tables_that_fit_are_entirely_in_gpu_memory() -> None:
 
 def test_a_table_larger_than_gpu_memory_has_a_cache_there_and_float32_rows_in_dram() -> None:
     little, more = (gpu_plan(hbm=size << 20) for size in (16, 48))
-    for made, size in ((little, 16), (more, 48)):
-        large = made["large"]
+    for placed, size in ((little, 16), (more, 48)):
+        large = placed["large"]
         assert (large.tier, large.codec.kind) == ("dram", "fp32")
-        assert made.used("hbm") <= size << 20
+        assert placed.used("hbm") <= size << 20
         assert large.bytes["dram"]["record weights"] == 4 * 16 * large.rows
         assert not {"slot weights", "slot state"} & large.bytes["dram"].keys()
-        assert Plan.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+        assert Plan.from_dict(json.loads(json.dumps(placed.to_dict()))) == placed
     assert more.hit_rate > little.hit_rate
     assert more.step_seconds < little.step_seconds
     # Rows that do not fit DRAM get a lower precision or go to the block device.
@@ -123,11 +123,11 @@ def test_without_a_budget_every_table_is_float32_in_level_0() -> None:
 
 
 def test_precision_is_reduced_only_as_far_as_the_budget_requires() -> None:
-    whole = plan().float32_bytes
+    full_bytes = plan().float32_bytes
     lowest = []
     for share in (1.0, 0.7, 0.45, 0.27):
-        placed = plan(dram=WORKSPACE + int(share * whole))
-        assert placed.used("dram") <= WORKSPACE + share * whole
+        placed = plan(dram=WORKSPACE + int(share * full_bytes))
+        assert placed.used("dram") <= WORKSPACE + share * full_bytes
         lowest.append(max(PENALTY[each.codec.kind] for each in placed.tables))
     assert lowest == [PENALTY[kind] for kind in ("fp32", "fp16", "int8", "int4")]
 

@@ -46,11 +46,11 @@ def as_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> Plan:
 
 def test_json_has_a_plan_within_its_budgets(home: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     recipe = str(home / "recipe.yaml")
-    whole = as_json(capfd, recipe)
-    budget = whole.workspace_bytes + int(whole.float32_bytes * 0.8)
+    unlimited = as_json(capfd, recipe)
+    budget = unlimited.workspace_bytes + int(unlimited.float32_bytes * 0.8)
     content = as_json(capfd, recipe, f"memory.dram={budget}", f"memory.block.path={tmp_path / 'rows'}")
     assert content.used("dram") <= budget
-    assert {each.table for each in content.tables} == {each.table for each in whole.tables}
+    assert {each.table for each in content.tables} == {each.table for each in unlimited.tables}
     assert set(content.budgets) == {"dram", "block"}
 
 

@@ -102,13 +102,13 @@ def test_steps_with_the_network_on_a_gpu_say_where_time_goes(
 ) -> None:
     assert plan(home, "--device", "h100", "--json") == 0
     content = json.loads(capsys.readouterr().out)
-    cpu, hybrid, whole = content["steps"]
+    cpu, hybrid, gpu = content["steps"]
     assert [step["rows in"] for step in content["steps"]] == ["host memory", "host memory", "GPU memory"]
     parts = ("look up, update", "fetch rows", "up", "network", "down")
     for step in content["steps"]:
         assert step["step"] == pytest.approx(sum(step[part] for part in parts))
     assert cpu["look up, update"] == pytest.approx(hybrid["look up, update"])
-    assert whole["look up, update"] > 0
+    assert gpu["look up, update"] > 0
     plan_of_rows = content["plan"]
     assert {table["tier"] for table in plan_of_rows["tables"]} == {"level0"}
     # All memory of the card except the network, a batch and a reserve.
@@ -118,7 +118,7 @@ def test_steps_with_the_network_on_a_gpu_say_where_time_goes(
     width = Recipe.load(home / "recipe.yaml").model.vector_width
     assert hybrid["up"] == pytest.approx(4 * 128 * (26 * width + 13) / 51.2e9)
     assert hybrid["down"] == pytest.approx(4 * 128 * 26 * width / 51.2e9)
-    assert cpu["up"] == cpu["down"] == whole["down"] == 0
+    assert cpu["up"] == cpu["down"] == gpu["down"] == 0
     assert any("nothing was measured" in line for line in content["said"])
     files = tmp_path / "plan.json", tmp_path / "plan.html"
     wide = ("model.embedding_dim=64", "model.bottom_mlp=[64]", "memory.hbm=1000KiB")

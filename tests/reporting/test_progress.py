@@ -42,8 +42,8 @@ def test_json_lines_report_completed_and_remaining_work(
     text = capsys.readouterr().err
     assert text.isascii()
     events = [json.loads(line) for line in text.splitlines()]
-    told = [each["event"] for each in events]
-    assert told == ["start", *["progress"] * 6, "figures", "message", "end"]
+    kinds = [each["event"] for each in events]
+    assert kinds == ["start", *["progress"] * 6, "figures", "message", "end"]
     assert events[0]["done"] == 10
     assert events[7]["values"] == {"train/loss": None}
     # Less than one line per second; the first already has a rate.

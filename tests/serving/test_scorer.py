@@ -169,9 +169,9 @@ def log(root: Path) -> pl.DataFrame:
     return with_histories(write_log(root / "log.parquet"))
 
 
-def exported(root: Path, name: str, made: dict[str, Any], **options: Any) -> pl.DataFrame:
+def exported(root: Path, name: str, config: dict[str, Any], **options: Any) -> pl.DataFrame:
     """Train, export, and predict every split. Return the scores by row of the log."""
-    recipe = Recipe.from_dict(made | {"train": made["train"] | {"run": str(root / f"run-{name}")}})
+    recipe = Recipe.from_dict(config | {"train": config["train"] | {"run": str(root / f"run-{name}")}})
     Trainer(recipe, prepare(recipe.data)).train()
     parts = []
     with open_run(root / f"run-{name}") as trained:

@@ -246,7 +246,7 @@ def dataset(tmp_path: Path) -> Dataset:
     return prepare(log_config(tmp_path, schema, split=SplitConfig(valid=0.2, test=0.2)))
 
 
-def scored(dataset: Dataset, split: str, slope: float, noise: float, seed: int = 0) -> ScoredSamples:
+def score_split(dataset: Dataset, split: str, slope: float, noise: float, seed: int = 0) -> ScoredSamples:
     """Return the samples of a split with scores: `slope` times a logit that reveals the label up to `noise`."""
     label = np.concatenate([part.label for part in blocks(dataset, split, SilentProgress())])
     logit = slope * (label + np.random.default_rng(seed).normal(-0.6, noise, len(label)))
@@ -270,21 +270,21 @@ def verdicts(dataset: Dataset, model: ScoredSamples) -> list[str]:
 
 
 def test_models_are_compared_by_both_metrics_on_the_same_samples(dataset: Dataset) -> None:
-    valid, other = (scored(dataset, split, 1.5, 1.0) for split in ("valid", "test"))
+    valid, other = (score_split(dataset, split, 1.5, 1.0) for split in ("valid", "test"))
     write_scores(dataset, [valid, other])
     assert verdicts(dataset, other) == ["equal", "equal"]
-    assert verdicts(dataset, scored(dataset, "test", 1.5, 0.7)) == ["better", "better"]
-    assert verdicts(dataset, scored(dataset, "test", 1.5, 1.6)) == ["worse", "worse"]
+    assert verdicts(dataset, score_split(dataset, "test", 1.5, 0.7)) == ["better", "better"]
+    assert verdicts(dataset, score_split(dataset, "test", 1.5, 1.6)) == ["worse", "worse"]
     # The order of the samples is better, but the scores are far too extreme.
-    assert verdicts(dataset, scored(dataset, "test", 12.0, 0.9)) == ["better", "worse"]
+    assert verdicts(dataset, score_split(dataset, "test", 12.0, 0.9)) == ["better", "worse"]
     # Other noise of the same size is equally good within the chance of so few samples.
-    assert verdicts(dataset, scored(dataset, "test", 1.5, 1.0, seed=1)) == ["equal", "equal"]
-    (line, advice) = compare_with_baselines(dataset, "test", scored(dataset, "test", 1.5, 1.6))
+    assert verdicts(dataset, score_split(dataset, "test", 1.5, 1.0, seed=1)) == ["equal", "equal"]
+    (line, advice) = compare_with_baselines(dataset, "test", score_split(dataset, "test", 1.5, 1.6))
     assert "stratarec tune" in advice
     value, half = (float(text) for text in re.findall(r"AUC ([+-]\d\.\d+) \+- (\d\.\d+)", line)[0])
-    mine, theirs = (roc_auc_score(part.label, part.logit) for part in (scored(dataset, "test", 1.5, 1.6), other))
+    mine, theirs = (roc_auc_score(part.label, part.logit) for part in (score_split(dataset, "test", 1.5, 1.6), other))
     assert value == pytest.approx(mine - theirs, abs=1e-4)
-    assert half == pytest.approx(1.96 * bootstrap_error(scored(dataset, "test", 1.5, 1.6), other), rel=0.15)
+    assert half == pytest.approx(1.96 * bootstrap_error(score_split(dataset, "test", 1.5, 1.6), other), rel=0.15)
 
 
 def bootstrap_error(one: ScoredSamples, other: ScoredSamples) -> float:
@@ -297,7 +297,7 @@ def bootstrap_error(one: ScoredSamples, other: ScoredSamples) -> float:
 
 
 def test_damaged_scores_of_baselines_are_refused(dataset: Dataset) -> None:
-    parts = [scored(dataset, split, 1.5, 1.0) for split in ("valid", "test")]
+    parts = [score_split(dataset, split, 1.5, 1.0) for split in ("valid", "test")]
     baselines = write_scores(dataset, parts)
     path = Path(dataset.path) / "baseline.npy"
     assert read_scores(dataset, baselines)["test"][0] == pytest.approx(parts[1].logit)

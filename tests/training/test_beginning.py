@@ -155,11 +155,11 @@ def test_every_value_keeps_its_row(home: Path, tmp_path: Path, before: str, now:
         exact = plan is None or plan[name].codec.kind == "fp32"
         for value, parts in rows.items():
             expected = old[name].get(value, untrained[name][value])
-            for part, want in zip(parts, expected, strict=True):
+            for part, expected_part in zip(parts, expected, strict=True):
                 # The tolerance is one step of int8. Other rows are not rounded to it.
-                step = 0.0 if exact or value in new else 1.01 * float(np.ptp(want)) / 255
+                step = 0.0 if exact or value in new else 1.01 * float(np.ptp(expected_part)) / 255
                 np.testing.assert_allclose(
-                    part, want, rtol=0, atol=step + 1e-7 * (not exact), err_msg=f"{name} {value}"
+                    part, expected_part, rtol=0, atol=step + 1e-7 * (not exact), err_msg=f"{name} {value}"
                 )
 
 
@@ -199,7 +199,7 @@ def test_a_run_starts_from_another_resumes_and_does_not_change_it(home: Path, tm
     assert checkpoint.read_state(last(tmp_path / "later"))["tables"]["earlier"] == 6
 
 
-def refused(home: Path, run: Path, earlier: Path, day: int = 1, **changes: Mapping[str, Any]) -> str:
+def train_refused(home: Path, run: Path, earlier: Path, day: int = 1, **changes: Mapping[str, Any]) -> str:
     config = content(home, day, run)
     for section, change in changes.items():
         config[section] |= change
@@ -212,16 +212,16 @@ def refused(home: Path, run: Path, earlier: Path, day: int = 1, **changes: Mappi
 
 def test_incompatible_runs_are_refused_and_nothing_is_written(home: Path, tmp_path: Path) -> None:
     earlier = home / "memory" / "run"
-    width = refused(home, tmp_path / "new", earlier, model={"embedding_dim": 4})
+    width = train_refused(home, tmp_path / "new", earlier, model={"embedding_dim": 4})
     assert not missing("model.embedding_dim 8 4", width)
-    kind = refused(home, tmp_path / "new", earlier, train={"embedding": {"kind": "sgd"}})
+    kind = train_refused(home, tmp_path / "new", earlier, train={"embedding": {"kind": "sgd"}})
     assert not missing("train.embedding.kind rowwise_adagrad sgd", kind)
-    assert "is not a run" in refused(home, tmp_path / "new", home / "day-0")
-    assert "which is the run to train" in refused(home, tmp_path / "new", tmp_path / "new")
+    assert "is not a run" in train_refused(home, tmp_path / "new", home / "day-0")
+    assert "which is the run to train" in train_refused(home, tmp_path / "new", tmp_path / "new")
     write_log(tmp_path, 0, rows=900)
     other = content(tmp_path, 0, tmp_path / "new")
     prepare(Recipe.from_dict(other).data)
-    assert "does not extend the data set of" in (error := refused(tmp_path, tmp_path / "new", earlier, day=0))
+    assert "does not extend the data set of" in (error := train_refused(tmp_path, tmp_path / "new", earlier, day=0))
     assert not missing("dense[0].mean", error)
     assert not (tmp_path / "new").exists()
 

@@ -176,8 +176,8 @@ def test_calibration_is_fitted_on_validation_and_reported_before_and_after(run: 
             for split in ("valid", "test")
         }
     assert maps == fit(recipe.train.fitted, splits["valid"])
-    for split, found in splits.items():
-        before, after = (evaluate_logits(each.label, each.logit) for each in (found, corrected_by(maps, found)))
+    for split, samples in splits.items():
+        before, after = (evaluate_logits(each.label, each.logit) for each in (samples, corrected_by(maps, samples)))
         assert result["uncalibrated"][split]["log_loss"] == pytest.approx(before["log_loss"], rel=1e-6)
         assert result[split]["log_loss"] == pytest.approx(after["log_loss"], rel=1e-6)
     assert result["valid"]["log_loss"] < result["uncalibrated"]["valid"]["log_loss"]

@@ -122,18 +122,18 @@ def test_every_label_has_its_own_weight_and_exports_contain_it(tmp_path: Path) -
 def test_a_resumed_run_keeps_its_weights_and_other_data_does_not(tmp_path: Path) -> None:
     log(tmp_path)
     options = {"class_weight": "balanced", "max_steps": 20, "checkpoint": {"every_steps": 5}}
-    whole = make_recipe(tmp_path, run=str(tmp_path / "whole"), **options)
-    dataset = prepare(whole.data)
-    train(whole)
+    uninterrupted = make_recipe(tmp_path, run=str(tmp_path / "whole"), **options)
+    dataset = prepare(uninterrupted.data)
+    train(uninterrupted)
     parts = make_recipe(tmp_path, run=str(tmp_path / "parts"), **options)
     first = Trainer(parts, dataset)
     interrupt(first, 8)
     with pytest.raises(Interrupted):
         first.train()
     train(parts, resume=True)
-    assert_same_model(last(whole.run), last(parts.run))
+    assert_same_model(last(uninterrupted.run), last(parts.run))
     log(tmp_path, scale=3.0)
     other = prepare(make_recipe(tmp_path, data="other").data)
     assert other.positives["train"] > 2 * dataset.positives["train"]
-    with open_run(whole.run) as mine, open_run(whole.run, other.path) as theirs:
+    with open_run(uninterrupted.run) as mine, open_run(uninterrupted.run, other.path) as theirs:
         assert mine.model.network.correction == theirs.model.network.correction != (0.0,)

@@ -150,10 +150,10 @@ def test_metrics_of_a_period_use_the_previous_checkpoint_and_all_histories(home:
         assert known["all"] == json.loads(json.dumps(actual))
         assert {"known", "tail", "new"} <= known.keys()
         assert sum(known[kind]["samples"] for kind in ("known", "tail", "new")) == known["all"]["samples"] == 900
-    whole = [str(home / f"day-{day}.parquet") for day in (0, 1, 2)]
-    assert scores(run, home / "day-3.parquet", []) == scores(run, home / "day-3.parquet", whole)
+    all_logs = [str(home / f"day-{day}.parquet") for day in (0, 1, 2)]
+    assert scores(run, home / "day-3.parquet", []) == scores(run, home / "day-3.parquet", all_logs)
     # No stored history is as early as this older log.
-    assert scores(run, home / "day-0.parquet", []) == scores(run, home / "day-0.parquet", whole[2:])
+    assert scores(run, home / "day-0.parquet", []) == scores(run, home / "day-0.parquet", all_logs[2:])
 
 
 def test_values_get_rows_by_the_counts_of_all_periods_and_no_row_moves(home: Path) -> None:
@@ -204,7 +204,7 @@ def test_histories_continue_where_the_last_period_ended(home: Path, tmp_path: Pa
     paths = tuple(str(home / f"day-{day}.parquet") for day in range(DAYS))
     source = replace(recipe.data.source, paths=paths)  # type: ignore[call-arg]
     data = replace(recipe.data, path=str(tmp_path / "all"), source=source, split=SplitConfig(valid=0.0, test=0.0))
-    whole, last = prepare(data), Dataset.open(periods.of_number(home / "whole", 3) / "data")
+    all_data, last = prepare(data), Dataset.open(periods.of_number(home / "whole", 3) / "data")
 
     def histories(dataset: Dataset) -> dict[int, list[Any]]:
         vocabulary, results = dataset.vocabulary("item"), {}
@@ -216,7 +216,7 @@ def test_histories_continue_where_the_last_period_ended(home: Path, tmp_path: Pa
                     results[row] = [names.get(each) for each in ids]
         return results
 
-    mine, theirs = histories(last), histories(whole)
+    mine, theirs = histories(last), histories(all_data)
     theirs = {row - (3 << FILE_BITS): ids for row, ids in theirs.items() if row >> FILE_BITS == 3}
     assert mine.keys() == theirs.keys()
     for row, ids in mine.items():

@@ -120,8 +120,8 @@ def test_a_forgotten_user_is_in_no_waiting_click_and_no_history(home: Path, tmp_
     assert main(["forget", "-q", str(run), str(tmp_path / "items.csv")]) == 0
     left = Dataset.open(periods.of_number(run, 3) / "data").clicks()
     assert left is not None
-    gone = (pl.col("user_id") == user) | (pl.col("item_id") == item)
+    is_forgotten = (pl.col("user_id") == user) | (pl.col("item_id") == item)
     for part in ("recent", "waiting"):
-        assert left.frames[part].equals(kept.frames[part].filter(~gone))
+        assert left.frames[part].equals(kept.frames[part].filter(~is_forgotten))
     assert len(kept.first) - len(left.first) == 1
     continue_run(run, logs(home)[2])

@@ -217,7 +217,7 @@ def test_ctrl_c_in_a_validation_stops_there_and_changes_no_bit(
     memory: dict[str, Any],
 ) -> None:
     options = {"epochs": 1, "eval_every": 13, "early_stopping": {"patience": patience}, "memory": memory}
-    whole = uninterrupted(f"{'tiers' if memory else 'memory'}-{patience}", options)
+    expected = uninterrupted(f"{'tiers' if memory else 'memory'}-{patience}", options)
     recipe = make_recipe(home, tmp_path / "parts", **options)
     trainer = Trainer(recipe, Dataset.open(recipe.data.path))
     interrupt_evaluation(trainer, number)
@@ -227,9 +227,9 @@ def test_ctrl_c_in_a_validation_stops_there_and_changes_no_bit(
     assert last(tmp_path / "parts").name == f"step-{step:08d}"
     assert not any(entry["step"] == step for entry in trainer.state.evaluations)
     train(recipe, resume=True)
-    assert_same_model(last(whole), last(tmp_path / "parts"))
-    assert position(whole) == position(tmp_path / "parts")
-    assert result(whole)["test"] == result(tmp_path / "parts")["test"]
+    assert_same_model(last(expected), last(tmp_path / "parts"))
+    assert position(expected) == position(tmp_path / "parts")
+    assert result(expected)["test"] == result(tmp_path / "parts")["test"]
 
 
 def test_ctrl_c_in_the_final_test_stops_and_the_next_start_only_tests(home: Path, tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_impossible_clocks_of_rows_mean_new_rows(home: Path, tmp_path: Path) -> 
 
 def _at(**changes: Any) -> Callable[[dict[str, Any], Path], object]:
     """Replace numbers in the parts of the state with these names."""
-    return lambda content, _: [content[part].update(found) for part, found in changes.items()]
+    return lambda content, _: [content[part].update(values) for part, values in changes.items()]
 
 
 STATES = [

@@ -49,7 +49,7 @@ def quiet(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
     assert capsys.readouterr().out == ""
 
 
-def trained(home: Path, run: Path, kind: str, progress: RecordingProgress) -> dict[str, Any]:
+def train_run(home: Path, run: Path, kind: str, progress: RecordingProgress) -> dict[str, Any]:
     content = tiny(home, run=str(run), epochs=1, log_every=4, curves=[kind])
     recipe = Recipe.from_dict(content)
     return Trainer(recipe, Dataset.open(recipe.data.path), progress).train()
@@ -65,7 +65,7 @@ def test_tensorboard_has_the_points_that_progress_receives(home: Path, tmp_path:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     progress = RecordingProgress()
-    trained(home, tmp_path / "run", "tensorboard", progress)
+    train_run(home, tmp_path / "run", "tensorboard", progress)
     result = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     result.Reload()
     assert [each.value for each in result.Scalars("train/loss")] == pytest.approx(losses(progress))
@@ -77,7 +77,7 @@ def test_a_missing_library_is_named_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr(curve_writers, "find_spec", lambda name: None)
     with refuses(ConfigError, "train.curves stratarec[mlflow]"):
-        trained(home, tmp_path / "run", "mlflow", RecordingProgress())
+        train_run(home, tmp_path / "run", "mlflow", RecordingProgress())
     assert not (tmp_path / "run").exists()
 
 
@@ -100,7 +100,7 @@ def test_a_library_that_fails_costs_its_curves_but_not_the_run(
 ) -> None:
     monkeypatch.setattr("stratarec.reporting.curve_writers.TensorBoardCurves", FailingCurves)
     progress = RecordingProgress()
-    assert trained(home, tmp_path / "run", "tensorboard", progress)["steps"] == 32
+    assert train_run(home, tmp_path / "run", "tensorboard", progress)["steps"] == 32
     assert [line for line in progress.said if "curves" in line] == [
         "no more curves are written to tensorboard: ConnectionError: no route to host"
     ]

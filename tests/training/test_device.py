@@ -65,16 +65,16 @@ def test_a_run_resumes_on_another_device_with_the_same_bits(tmp_path: Path, sche
 @pytest.mark.slow
 def test_a_device_failure_in_mid_run_is_one_line_and_the_last_checkpoint_is_valid(tmp_path: Path) -> None:
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    said = device_jobs.run(f"device_jobs.failures({str(tmp_path)!r})", environment=cache)
+    errors = device_jobs.run(f"device_jobs.failures({str(tmp_path)!r})", environment=cache)
     expected = {
         "chip": "lazy:0 failed (lazy error: an illegal memory access was encountered); ",
         "memory": "lazy:0 has too little memory for batches of 128 samples; ",
         "pinned": "bytes of pinned memory for lazy:0 were refused (",  # and the run resumes
     }
-    assert said.pop("whole", []) == []
-    assert said.keys() == expected.keys()
+    assert errors.pop("whole", []) == []
+    assert errors.keys() == expected.keys()
     for name, words in expected.items():
-        line, *more = said[name]
+        line, *more = errors[name]
         assert name == "pinned" or not more
         assert words in line
         assert "\n" not in line
@@ -112,8 +112,8 @@ def test_a_missing_device_is_one_line(tmp_path: Path) -> None:
     for before, name, _ in cases:
         code += f"{before}\ntry: device_of({name!r})\nexcept ConfigError as error: print(error)\n"
     done = forked.python(code, environment={"XDG_CACHE_HOME": str(tmp_path)})
-    for (_, name, said), line in zip(cases, done.stdout.splitlines(), strict=True):
-        assert said in line
+    for (_, name, text), line in zip(cases, done.stdout.splitlines(), strict=True):
+        assert text in line
         assert "set train.device to cpu" in line or name == "gpu"
 
 

@@ -97,8 +97,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def trained(root: Path) -> Iterator[TrainedModel]:
-    with open_run(root / "run") as found:
-        yield found
+    with open_run(root / "run") as trained_run:
+        yield trained_run
 
 
 def probe_of(trained: TrainedModel, samples: int = 4096) -> Probe:
@@ -203,7 +203,7 @@ def test_an_additive_model_is_reported_and_its_curves_match_the_log(
     # A log in which one row or all rows have no value take another path to the same result.
     log = pl.read_parquet(tmp_path / "log.parquet")
     other = log.with_columns(item=pl.when(pl.int_range(ROWS) == 4).then(None).otherwise(pl.col("item")))
-    logit = np.log(score := predicted(run, other, tmp_path)) - np.log1p(-score)
+    logit = np.log(score := predict_log(run, other, tmp_path)) - np.log1p(-score)
     assert parts["logit"] - logit[4] == pytest.approx(parts["parts"]["item"], abs=1e-4)
     capsys.readouterr()
     assert main(["explain", run, "--feature", "x", "--feature", "y", "--samples", "100000", "-q", "--json"]) == 0
@@ -213,11 +213,11 @@ def test_an_additive_model_is_reported_and_its_curves_match_the_log(
         assert values == sorted(values)
         assert sum(curve["shares"]) == pytest.approx(1)
         for place in (0, len(values) // 2, -1):
-            scores = predicted(run, log.with_columns(pl.lit(float(values[place])).alias(name)), tmp_path)
+            scores = predict_log(run, log.with_columns(pl.lit(float(values[place])).alias(name)), tmp_path)
             assert means[place] == pytest.approx(scores[tested].mean(), rel=0.02 if len(tested) > 1024 else 1e-4)
 
 
-def predicted(run: str, log: pl.DataFrame, root: Path) -> np.ndarray[Any, Any]:
+def predict_log(run: str, log: pl.DataFrame, root: Path) -> np.ndarray[Any, Any]:
     log.write_parquet(root / "other.parquet")
     assert main(["predict", run, str(root / "other.parquet"), "-q", "-o", str(root / "other.csv")]) == 0
     return pl.read_csv(root / "other.csv")["score"].to_numpy()

@@ -40,7 +40,7 @@ def size(path: Path) -> int:
     return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
 
 
-def limited(arguments: tuple[str, ...], run: Path, output: Path, limit: int) -> subprocess.CompletedProcess[str]:
+def run_limited(arguments: tuple[str, ...], run: Path, output: Path, limit: int) -> subprocess.CompletedProcess[str]:
     """Run a command in a process whose files may have at most `limit` bytes."""
     before = (
         "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
@@ -56,13 +56,13 @@ def test_a_file_that_cannot_be_written_completely_leaves_nothing(run: Path, tmp_
     shutil.rmtree(tmp_path / "whole")
     # Each time another file is the first one that is too large.
     for limit in (4096, sizes[-2] - 1, sizes[-1] - 1):
-        done = limited(("export",), run, tmp_path / "out", limit)
+        done = run_limited(("export",), run, tmp_path / "out", limit)
         assert done.returncode == 2, (limit, done.stderr)
         assert done.stderr.count("\n") == 1
         assert "File too large" in done.stderr
         assert "terminate" not in done.stderr
         assert not list(tmp_path.iterdir()), limit
-    assert limited(("export",), run, tmp_path / "out", sizes[-1]).returncode == 0
+    assert run_limited(("export",), run, tmp_path / "out", sizes[-1]).returncode == 0
 
 
 @pytest.mark.parametrize("command", ["predict", "export"])

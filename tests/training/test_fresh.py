@@ -222,11 +222,11 @@ def test_ranking_metrics_within_groups_are_reported(place: Path, capsys: pytest.
         rows = {line[2:22].strip(): line[22:].split() for line in reversed(table) if line[:2] == "  "}
         for at in places:
             for figure, (value, groups) in expected_ranks(frame, at).items():
-                found, interval, _, count = rows[figure]
+                figure_text, interval, _, count = rows[figure]
                 # Scores that round to one probability may have different logits.
-                assert float(found) == pytest.approx(value, abs=2e-4), figure
+                assert float(figure_text) == pytest.approx(value, abs=2e-4), figure
                 low, high = map(float, interval.split("-"))
-                assert low <= float(found) <= high
+                assert low <= float(figure_text) <= high
                 assert int(count) == groups
 
 

@@ -74,7 +74,7 @@ def value(weights: Array, logits: Array, label: Array, scale: Array) -> float:
     return float((scale * losses).sum() / scale.mean() + 3 * entropy.sum())
 
 
-def drawn(samples: int, members: int, seed: int = 0) -> tuple[Array, Array]:
+def draw_logits(samples: int, members: int, seed: int = 0) -> tuple[Array, Array]:
     draws = np.random.default_rng(seed)
     truth = draws.normal(size=samples)
     label = (draws.random(samples) < 1 / (1 + np.exp(-truth))).astype(np.float32)
@@ -86,7 +86,7 @@ def drawn(samples: int, members: int, seed: int = 0) -> tuple[Array, Array]:
 @pytest.mark.parametrize("samples", [5, 60, 2000])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_no_other_weights_on_a_grid_are_better(samples: int, weighted: bool) -> None:
-    logits, label = drawn(samples, 3)
+    logits, label = draw_logits(samples, 3)
     scale = np.random.default_rng(1).gamma(1.0, size=samples) if weighted else np.ones(samples)
     chosen = select_weights(logits, label, scale)
     assert chosen.min() >= 0
@@ -99,7 +99,7 @@ def test_no_other_weights_on_a_grid_are_better(samples: int, weighted: bool) -> 
 
 
 def test_useless_members_lose_their_weight_and_equal_members_share_it() -> None:
-    logits, label = drawn(20_000, 6)
+    logits, label = draw_logits(20_000, 6)
     chosen = select_weights(np.concatenate([logits, logits[:, :1]], axis=1), label, np.ones(len(label)))
     assert chosen[0] == pytest.approx(chosen[6], abs=1e-6)
     assert chosen[0] > 0.3
@@ -111,18 +111,18 @@ def test_useless_members_lose_their_weight_and_equal_members_share_it() -> None:
 @pytest.mark.parametrize("members", [1, 4])
 @pytest.mark.parametrize("label", [0.0, 1.0])
 def test_one_class_keeps_weights_equal(label: float, members: int) -> None:
-    logits, _ = drawn(50, members)
+    logits, _ = draw_logits(50, members)
     np.testing.assert_array_equal(select_weights(logits, np.full(50, label), np.ones(50)), np.float32(1 / members))
     np.testing.assert_array_equal(select_weights(logits, np.full(50, label), np.zeros(50)), np.float32(1 / members))
 
 
 def test_few_samples_hardly_move_weights() -> None:
-    logits, label = drawn(8, 5, seed=3)
+    logits, label = draw_logits(8, 5, seed=3)
     assert np.abs(select_weights(logits, label, np.ones(8)) - 0.2).max() < 0.15
 
 
 def test_samples_without_weight_do_not_count() -> None:
-    logits, label = drawn(300, 4)
+    logits, label = draw_logits(300, 4)
     scale = (np.arange(300) < 200).astype(np.float64)
     np.testing.assert_array_equal(
         select_weights(logits, label, scale), select_weights(logits[:200], label[:200], np.ones(200))
@@ -130,7 +130,7 @@ def test_samples_without_weight_do_not_count() -> None:
 
 
 def test_large_logits_and_useless_members_give_finite_weights() -> None:
-    logits, label = drawn(500, 4)
+    logits, label = draw_logits(500, 4)
     chosen = select_weights(logits * 1e4, label, np.ones(500))
     assert np.isfinite(chosen).all()
     assert chosen.sum() == pytest.approx(1, abs=1e-5)

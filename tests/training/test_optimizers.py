@@ -25,7 +25,7 @@ from stratarec.training.trainer import Trainer
 KINDS: dict[str, type[Optimizer]] = {"adam": Adam, "adamw": AdamW, "adagrad": Adagrad, "sgd": SGD}
 
 
-def stepped(network: nn.Module, optimizer: Optimizer, steps: int) -> None:
+def run_steps(network: nn.Module, optimizer: Optimizer, steps: int) -> None:
     inputs = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
@@ -40,12 +40,12 @@ def test_steps_match_torchs_optimizers_bit_for_bit(kind: Any) -> None:
     theirs.load_state_dict(ours.state_dict())
     config = DenseOptimizerConfig(kind=kind, weight_decay=0.1)
     torch_optimizer = KINDS[kind](theirs.parameters(), lr=config.learning_rate, weight_decay=0.1, fused=True)  # type: ignore[call-arg]
-    stepped(ours, build_optimizer(config, ours), 3)
-    stepped(theirs, torch_optimizer, 3)
+    run_steps(ours, build_optimizer(config, ours), 3)
+    run_steps(theirs, torch_optimizer, 3)
     taken = build_optimizer(config, ours)
     taken.load_state_dict(deepcopy(torch_optimizer.state_dict()))
-    stepped(ours, taken, 2)
-    stepped(theirs, torch_optimizer, 2)
+    run_steps(ours, taken, 2)
+    run_steps(theirs, torch_optimizer, 2)
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(mine, other)
         assert not mine.grad_fn
@@ -74,8 +74,8 @@ def test_a_step_is_clipped_exactly_to_the_norm(tmp_path: Path) -> None:
             moved.append({name: value - before[name] for name, value in values(trained.model).items()})
     tables = set(moved[0]) - {name for name, _ in trainer.model.network.named_parameters()}
 
-    def norm(found: dict[str, torch.Tensor], names: Any = None) -> float:
-        return float(torch.stack([found[name].double().norm() for name in names or found]).norm())
+    def norm(moves: dict[str, torch.Tensor], names: Any = None) -> float:
+        return float(torch.stack([moves[name].double().norm() for name in names or moves]).norm())
 
     whole, network, both, loose = moved
     assert norm(whole) > 0.02

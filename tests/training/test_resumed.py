@@ -25,18 +25,18 @@ from stratarec.training import checkpoint
 from stratarec.training.trainer import Trainer
 
 
-def is_cached(whole: Trainer) -> None:
-    assert cached(whole) > 0
+def is_cached(trainer: Trainer) -> None:
+    assert cached(trainer) > 0
 
 
-def has_statistics(whole: Trainer) -> None:
-    network = read_tensors(last(whole.run) / "network.safetensors")
+def has_statistics(trainer: Trainer) -> None:
+    network = read_tensors(last(trainer.run) / "network.safetensors")
     assert (network["score.top.1.running_mean"] != 0).any()
 
 
-def has_hot_batches(whole: Trainer) -> None:
-    apart = whole.recipe.hot.batches != "none"
-    assert isinstance(whole.loader, HotLoader) == apart
+def has_hot_batches(trainer: Trainer) -> None:
+    apart = trainer.recipe.hot.batches != "none"
+    assert isinstance(trainer.loader, HotLoader) == apart
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Case:
     """Epoch in which the second part begins."""
     again: bool = True
     """Whether the second part starts from the earlier of two checkpoints, so that some steps are trained twice."""
-    whole: dict[str, Any] = field(default_factory=dict)
+    uninterrupted_fields: dict[str, Any] = field(default_factory=dict)
     """Other fields of the uninterrupted run, which change no bit."""
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Other sections of the recipe than ``train``."""
@@ -72,7 +72,7 @@ CASES = {
         {**AVERAGED, "epochs": 1},
         stopped=13,
         again=False,
-        whole={"eval_every": 9},
+        uninterrupted_fields={"eval_every": 9},
         sections={"model": {"dropout": 0.3, "batch_norm": True}},
         check=has_statistics,
     ),
@@ -86,7 +86,7 @@ CASES = {
             stopped=80,
             epoch=1,
             again=False,
-            whole={"report": True},
+            uninterrupted_fields={"report": True},
             sections={"memory": INT8, "hot": {"budget": "256KiB", "batches": batches}},
             check=has_hot_batches,
         )
@@ -119,7 +119,7 @@ def test_a_stopped_run_resumes_bitwise(home: Path, larger: Path, tmp_path: Path,
             result[section] = result.get(section, {}) | fields
         return Recipe.from_dict(result)
 
-    uninterrupted = train(make_recipe("whole", **case.whole))
+    uninterrupted = train(make_recipe("whole", **case.uninterrupted_fields))
     if case.check is not None:
         case.check(uninterrupted)
     train(make_recipe("parts", max_steps=case.stopped))

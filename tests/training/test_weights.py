@@ -58,7 +58,7 @@ def make_recipe(root: Path, *, weight: str = "weight", groups: str = "auto", **s
     return Recipe.from_dict(content)
 
 
-def trained(recipe: Recipe) -> Dataset:
+def train_run(recipe: Recipe) -> Dataset:
     dataset = prepare(recipe.data)
     Trainer(recipe, dataset).train()
     return dataset
@@ -131,11 +131,11 @@ def test_the_loss_of_a_weighted_batch_matches_repeated_rows() -> None:
 def test_weights_of_1_train_the_same_bits_as_no_weights(tmp_path: Path) -> None:
     write_log(tmp_path / "log.parquet", 1)
     ones, none = (make_recipe(tmp_path / name, weight=weight) for name, weight in (("ones", "weight"), ("none", "")))
-    trained(ones), trained(none)
+    train_run(ones), train_run(none)
     assert_same_model(last(ones.run), last(none.run))
     write_log(tmp_path / "log.parquet", np.random.default_rng(2).choice([0.5, 3.0], ROWS))
     other = make_recipe(tmp_path / "other")
-    dataset = trained(other)
+    dataset = train_run(other)
     with pytest.raises(AssertionError):
         assert_same_model(last(other.run), last(none.run))
     with open_run(other.run) as run:

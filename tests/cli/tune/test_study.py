@@ -53,7 +53,7 @@ def content(root: Path, **train: Any) -> dict[str, Any]:
     return config
 
 
-def tuned(root: Path, folder: Path, trials: int, items: tuple[str, ...] = SPACE, **train: Any) -> Best:
+def tune_study(root: Path, folder: Path, trials: int, items: tuple[str, ...] = SPACE, **train: Any) -> Best:
     from stratarec.cli.tune.study import tune
 
     config = content(root, **train)
@@ -69,7 +69,7 @@ def history(folder: Path) -> list[tuple[Any, ...]]:
 @pytest.fixture(scope="module")
 def complete_study(home: Path) -> tuple[Path, Best]:
     """Run a study of four trials."""
-    return home / "whole", tuned(home, home / "whole", 4)
+    return home / "whole", tune_study(home, home / "whole", 4)
 
 
 def test_tuning_does_not_read_the_test_split(home: Path, complete_study: tuple[Path, Best]) -> None:
@@ -110,9 +110,9 @@ def test_the_same_call_resumes_and_then_has_nothing_to_do(
     folder, best = complete_study
     shutil.copytree(folder, tmp_path / "copy")
     before = history(folder)
-    assert tuned(home, folder, 3).value == best.value
+    assert tune_study(home, folder, 3).value == best.value
     assert history(folder) == before
-    tuned(home, tmp_path / "copy", 5)
+    tune_study(home, tmp_path / "copy", 5)
     assert history(tmp_path / "copy")[:4] == before
     assert len(history(tmp_path / "copy")) == 5
 
@@ -135,7 +135,7 @@ def test_a_killed_study_matches_an_uninterrupted_one(
                 time.sleep(0.01)
             time.sleep(draws.uniform(0, 1.5))
             process.kill()
-    result = tuned(home, tmp_path / "out", 4)
+    result = tune_study(home, tmp_path / "out", 4)
     assert history(tmp_path / "out") == history(folder)
     assert (result.values, result.value) == (best.values, best.value)
     assert [path.parent for path in (tmp_path / "out").glob("trial-*/checkpoints")] == [result.run]
@@ -145,7 +145,7 @@ def _written(folder: Path) -> int:
     return sum(path.stat().st_mtime_ns for path in folder.glob("study/study.json"))
 
 
-def forged(folder: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+def change_trials(folder: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
     """Change the trials of a study and seal the file again."""
     study = json.loads((folder / "study" / "study.json").read_text())
     study.pop("hash")
@@ -168,36 +168,36 @@ def test_a_study_with_impossible_content_is_refused(
     home: Path, complete_study: tuple[Path, Best], tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
     shutil.copytree(complete_study[0], tmp_path / "out", ignore=shutil.ignore_patterns("trial-*"))
-    forged(tmp_path / "out", lambda trials: [trials[0] | changed, *trials[1:]])
+    change_trials(tmp_path / "out", lambda trials: [trials[0] | changed, *trials[1:]])
     with refuses(ConfigError, f"study.json {message} --output"):
-        tuned(home, tmp_path / "out", 5)
+        tune_study(home, tmp_path / "out", 5)
 
 
 def test_bad_trials_end_early(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
+    stopped_at: list[int] = []
 
     def train(self: Trial, dataset: Dataset, watch: Callable[[int, float], None]) -> float:
-        told.append(0)
-        value = 0.5 + 0.01 * len(told)
+        stopped_at.append(0)
+        value = 0.5 + 0.01 * len(stopped_at)
         for step in (1, 2, 3):
             watch(step, value)
-            told[-1] = step
+            stopped_at[-1] = step
         return value
 
     monkeypatch.setattr(Trial, "train", train)
-    assert tuned(home, tmp_path, 8).value == pytest.approx(0.51)
+    assert tune_study(home, tmp_path, 8).value == pytest.approx(0.51)
     assert [state for _, state, _ in history(tmp_path)] == ["complete"] * 5 + ["pruned"] * 3
-    assert told == [3] * 5 + [0] * 3
+    assert stopped_at == [3] * 5 + [0] * 3
 
 
 def test_a_directory_has_one_study_and_a_study_one_process(home: Path, complete_study: tuple[Path, Best]) -> None:
     folder, _ = complete_study
     with refuses(ConfigError, "recipe.train.max_steps 15 16"):
-        tuned(home, folder, 9, max_steps=16)
+        tune_study(home, folder, 9, max_steps=16)
     with refuses(ConfigError, "space.train.batch_size"):
-        tuned(home, folder, 9, SPACE[:1])
+        tune_study(home, folder, 9, SPACE[:1])
     with directory_lock(folder / "study"), pytest.raises(StorageError, match="in use"):
-        tuned(home, folder, 9)
+        tune_study(home, folder, 9)
     claim(home / "odd" / "study", RUN)
     with refuses(StorageError, "run study"):
-        tuned(home, home / "odd", 1)
+        tune_study(home, home / "odd", 1)

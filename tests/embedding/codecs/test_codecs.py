@@ -82,7 +82,7 @@ class TestInt4StochasticWide(StochasticTests, QuantisedTests):
 
 
 def test_every_codec_has_a_conformance_suite() -> None:
-    suites = {made.config.kind for made in globals().values() if isinstance(made, type) and hasattr(made, "config")}
+    suites = {suite.config.kind for suite in globals().values() if isinstance(suite, type) and hasattr(suite, "config")}
     assert suites == set(KINDS)
 
 
@@ -152,12 +152,12 @@ def test_invalid_indices_and_arrays_are_refused() -> None:
 )
 def test_rows_have_the_bytes_of_an_exact_codec(kind: Any, rows: Any) -> None:
     optimizer = RowOptimizerConfig(kind=kind, rows=rows)
-    codec, held = RecordCodec.of(CodecConfig(), 3, optimizer), FloatRows.allocate(5, 3, **optimizer.state_shape)
-    for part in held.parts:
+    codec, float_rows = RecordCodec.of(CodecConfig(), 3, optimizer), FloatRows.allocate(5, 3, **optimizer.state_shape)
+    for part in float_rows.parts:
         part[:] = np.random.default_rng(len(part)).integers(1, 99, len(part))
     expected = np.zeros((5, codec.record_bytes), dtype=np.uint8)
-    assert codec.encode(held, np.arange(5), expected, np.arange(5), np.zeros(5, dtype=np.uint64), 0) == -1
-    np.testing.assert_array_equal(held.to_records(), expected)
+    assert codec.encode(float_rows, np.arange(5), expected, np.arange(5), np.zeros(5, dtype=np.uint64), 0) == -1
+    np.testing.assert_array_equal(float_rows.to_records(), expected)
     other = FloatRows.allocate(5, 3, **optimizer.state_shape)
     other.load_records(expected)
     np.testing.assert_array_equal(other.to_records(), expected)

@@ -147,7 +147,7 @@ TestLogMachine = LogMachine.TestCase
 TestLogMachine.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
-def killed(tmp_path: Path, kills: int) -> list[int]:
+def run_killed(tmp_path: Path, kills: int) -> list[int]:
     script = Path(__file__).with_name("killed.py")
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, script, tmp_path, str(kills)]
@@ -159,7 +159,7 @@ def killed(tmp_path: Path, kills: int) -> list[int]:
 
 @pytest.mark.slow
 def test_the_newest_checkpoint_survives_kills(tmp_path: Path) -> None:
-    steps = killed(tmp_path, KILLS)
+    steps = run_killed(tmp_path, KILLS)
     assert len(set(steps)) > KILLS // 5, f"the victims hardly got to write anything: {steps}"
 
 
