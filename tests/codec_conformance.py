@@ -119,7 +119,7 @@ class CodecTests:
         return RecordCodec(self.config, width=width, row_state=False, full_state=0)
 
     @pytest.mark.parametrize("width", WIDTHS)
-    def test_weights_come_back_within_the_bounds(self, width: int) -> None:
+    def test_weights_are_restored_within_the_bounds(self, width: int) -> None:
         codec, rows = self.codec(width), difficult_rows(width)
         records = encoded(codec, level_of(codec, rows), keys_of(len(rows)))
         result = decoded(codec, records).weights.reshape(rows.shape)
@@ -132,7 +132,7 @@ class CodecTests:
         assert (error <= share * weight_step(codec, rows, records) + slack).all()
 
     @pytest.mark.parametrize("width", WIDTHS)
-    def test_bytes_and_floats_are_those_of_the_reference(self, width: int) -> None:
+    def test_bytes_and_floats_match_the_reference(self, width: int) -> None:
         rows, keys = difficult_rows(width), keys_of(14)
         for codec in every_shape(self.config, width):
             level = level_of(codec, rows)
@@ -188,7 +188,7 @@ class CodecTests:
             assert np.abs(error.mean(axis=0)).max() <= 5 / 2 / np.sqrt(count)
 
     @pytest.mark.parametrize("part", ["weights", "row_state", "full_state"])
-    def test_the_first_entry_without_a_number_is_named(self, part: str) -> None:
+    def test_the_first_entry_that_is_not_finite_is_named(self, part: str) -> None:
         for poison, width in product((np.nan, -np.nan, np.inf, -np.inf), (1, 64, 130)):
             codec = RecordCodec(self.config, width=width, row_state=True, full_state=1)
             level = level_of(codec, np.ones((40, width), dtype=np.float32))
@@ -228,7 +228,7 @@ class CodecTests:
             order, records = np.arange(2, dtype=np.int64), np.zeros((2, codec.record_bytes), dtype=np.uint8)
             assert codec.encode(level, order, records, order, keys_of(2), 0) == 1
 
-    def test_bytes_depend_on_key_write_and_column_alone(self) -> None:
+    def test_bytes_depend_only_on_key_write_and_column(self) -> None:
         codec = RecordCodec(replace(self.config, state="bf16"), width=33, row_state=True, full_state=1)
         random, count = np.random.default_rng(9), 300
         level = level_of(codec, random.standard_normal((count, 33), dtype=np.float32))
@@ -250,7 +250,7 @@ class CodecTests:
         assert (encoded(codec, level, keys, write=2) != expected).any(axis=1).all()
         assert (encoded(codec, level, keys + np.uint64(1), write=1) != expected).any(axis=1).all()
 
-    def test_decode_writes_its_slots_alone(self) -> None:
+    def test_decode_writes_only_its_slots(self) -> None:
         codec = RecordCodec(self.config, width=7, row_state=True, full_state=1)
         before = level_of(codec, np.ones((20, 7), dtype=np.float32))
         level = level_of(codec, np.full((20, 7), np.nan, dtype=np.float32))
@@ -274,7 +274,7 @@ class CodecTests:
         )
         assert encoded(codec, level, np.array([7], dtype=np.uint64), write=11)[0].tobytes().hex() == self.golden
 
-    def test_identity_makes_the_same_codec(self) -> None:
+    def test_identity_creates_the_same_codec(self) -> None:
         for codec in every_shape(self.config, 7):
             again = RecordCodec.from_identity(codec.identity)
             assert again.identity == codec.identity
@@ -283,7 +283,7 @@ class CodecTests:
                 encoded(again, level_of(again, rows), keys), encoded(codec, level_of(codec, rows), keys)
             )
 
-    def test_any_row_is_refused_or_encoded_as_by_the_reference(self) -> None:
+    def test_any_row_is_refused_or_encoded_like_the_reference(self) -> None:
         @settings(max_examples=40, deadline=None, derandomize=True)
         @given(
             row=st.lists(st.floats(width=32), min_size=1, max_size=20),

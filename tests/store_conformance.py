@@ -192,7 +192,7 @@ class RecordStoreTests:
         assert (records == POISON).all()
         assert not store.written(np.arange(self.rows)).any()
 
-    def test_reads_what_was_written_and_leaves_the_rest(self, store: RecordStore) -> None:
+    def test_writes_are_read_back_and_other_rows_stay(self, store: RecordStore) -> None:
         rows = np.array([5, 999, 0, 17, 640])
         self.fill(store, rows, seed=1)
         asked = np.array([17, 3, 0, 5, 998, 999])
@@ -215,7 +215,7 @@ class RecordStoreTests:
             expected[part] = random_records(part, self.record_bytes, seed)
         assert_same_contents(store, np.ones(self.rows, np.bool_), expected)
 
-    def test_takes_no_rows_at_all(self, store: RecordStore) -> None:
+    def test_accepts_an_empty_set_of_rows(self, store: RecordStore) -> None:
         nothing, empty = np.empty(0, np.int64), np.empty((0, self.record_bytes), np.uint8)
         store.write(nothing, empty)
         assert len(store.read(nothing, empty)) == 0
@@ -250,7 +250,7 @@ class RecordStoreTests:
         store.restore(tmp_path / "b", manifest)
         assert_same_contents(store, written, records)
 
-    def test_counts_the_memory_that_it_occupies(self, store: RecordStore) -> None:
+    def test_counts_its_memory(self, store: RecordStore) -> None:
         empty = store.memory()
         self.fill(store, np.arange(self.rows), seed=0)
         store.flush()
@@ -320,7 +320,7 @@ class RecordStoreTests:
             manifest = store.checkpoint(new_directory(tmp_path / name), tmp_path / previous)
             self.assert_restores(tmp_path / name, manifest, contents)
 
-    def test_a_checkpoint_of_an_abandoned_run_is_not_built_on(self, store: RecordStore, tmp_path: Path) -> None:
+    def test_a_checkpoint_of_an_abandoned_run_is_not_a_base(self, store: RecordStore, tmp_path: Path) -> None:
         self.fill(store, np.arange(500), seed=1)
         first = store.checkpoint(new_directory(tmp_path / "first"), None)
         self.fill(store, np.arange(50), seed=2)
