@@ -113,7 +113,7 @@ threading.Thread(target=terminate_when_something_is_written, daemon=True).start(
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "consequence"),
     [
         (["prepare", "r.yaml", "data.path=new"], "finished parts are kept; run the same command again to resume"),
         (["predict", "run", "-o", "scores.csv"], "unfinished outputs are removed; run the same command again"),
@@ -122,12 +122,12 @@ threading.Thread(target=terminate_when_something_is_written, daemon=True).start(
     ids=lambda each: each[0] if isinstance(each, list) else "",
 )
 def test_sigterm_ends_a_command_in_one_line_and_leaves_no_hidden_files(
-    home: Path, command: list[str], said: str
+    home: Path, command: list[str], consequence: str
 ) -> None:
     before = set(home.rglob("*"))
     done = forked.run([command[0], "-q", *command[1:]], before=TERMINATE)
     assert done.returncode == 143, done.stderr
-    assert done.stderr == f"stratarec: stopped by SIGTERM; {said}\n"
+    assert done.stderr == f"stratarec: stopped by SIGTERM; {consequence}\n"
     assert not [path for path in set(home.rglob("*")) - before if path.name.startswith(".")]
     assert main([command[0], "-q", *command[1:]]) == 0
 

@@ -32,11 +32,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class RecordingProgress(SilentProgress):
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.points: list[tuple[int, dict[str, float]]] = []
 
     def say(self, message: str) -> None:
-        self.said.append(message)
+        self.messages.append(message)
 
     def figures(self, step: int, values: Mapping[str, float]) -> None:
         self.points.append((step, dict(values)))
@@ -101,6 +101,6 @@ def test_a_library_that_fails_costs_its_curves_but_not_the_run(
     monkeypatch.setattr("stratarec.reporting.curve_writers.TensorBoardCurves", FailingCurves)
     progress = RecordingProgress()
     assert train_run(home, tmp_path / "run", "tensorboard", progress)["steps"] == 32
-    assert [line for line in progress.said if "curves" in line] == [
+    assert [line for line in progress.messages if "curves" in line] == [
         "no more curves are written to tensorboard: ConnectionError: no route to host"
     ]

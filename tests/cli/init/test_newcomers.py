@@ -166,7 +166,7 @@ def test_a_new_users_log_is_drafted_and_prepared(
 
 
 @pytest.mark.parametrize(
-    ("values", "form", "first", "said"),
+    ("values", "form", "first", "reason"),
     [
         (["14/11/2023 22:13", "01/12/2023 08:05"], "%d/%m/%Y %H:%M", "2023-11-14 22:13:00", ""),
         (["11/14/2023 10:13 PM", "12/1/2023 8:05 am"], "%m/%d/%Y %I:%M %p", "2023-11-14 22:13:00", ""),
@@ -196,7 +196,7 @@ def test_a_new_users_log_is_drafted_and_prepared(
         (["14/11/2023", "31/02/2023"], None, "", ""),
     ],
 )  # fmt: skip
-def test_times_are_read_in_their_format(values: list[Any], form: str | None, first: str, said: str) -> None:
+def test_times_are_read_in_their_format(values: list[Any], form: str | None, first: str, reason: str) -> None:
     result = as_times(pl.Series("x", values))
     if form is None:
         assert result is None
@@ -204,8 +204,8 @@ def test_times_are_read_in_their_format(values: list[Any], form: str | None, fir
     assert result is not None
     assert result.form == form
     assert f"({first}" in str(result.span)
-    assert said in result.how
-    assert ("also fits" in result.how) == ("also fits" in said)
+    assert reason in result.how
+    assert ("also fits" in result.how) == ("also fits" in reason)
 
 
 GENRES = ["Action", "Drama", "Comedy", "Science Fiction"]
