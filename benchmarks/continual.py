@@ -71,7 +71,7 @@ def written_bytes(run: Path, period: Period, before: Path) -> dict[str, int]:
 def continue_days(run: Path, files: list[Path]) -> Iterator[dict[str, Any]]:
     """Continue a run with each file, and yield the results of each day."""
     began, before = time.process_time(), run / "checkpoints"
-    for period in continue_run(run, list(map(str, files)), SilentProgress()):
+    for period, _ in continue_run(run, list(map(str, files)), SilentProgress()):
         scores, spent = period.scores["all"], time.process_time() - began
         print(f"day {period.number}: AUC {scores['auc']:.5f}, {spent:.0f} s", file=sys.stderr, flush=True)
         yield {

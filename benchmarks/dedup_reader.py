@@ -14,7 +14,6 @@ from typing import Any
 
 from benchmarks.sessions import pair, recipe
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dedup_groups import Repeats
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.loading.shuffle_buffer import Unit
 
@@ -58,18 +57,9 @@ def gate(grouped: Dataset, plain: Dataset, size: int) -> None:
 
 
 def factors(dataset: Dataset, size: int, batches: int = 20) -> dict[str, dict[str, float]]:
-    """Return the samples per distinct value of each group: in runs, in whole sessions, and by formula for sessions."""
-    repeats = Repeats.from_dict(dataset.about.repeats.to_dict())
-    names = {features[0]: features for features in dataset.groups.values()}
+    """Return the samples per distinct value of each group, in runs and in whole sessions."""
     runs, sessions = (median_factors(dataset, size, unit, batches) for unit in ("run", "session"))
-    return {
-        key: {
-            "runs": runs[key],
-            "sessions": sessions[key],
-            **({"formula": repeats.factor(*names[key])} if key in names else {}),
-        }
-        for key in runs
-    }
+    return {key: {"runs": runs[key], "sessions": sessions[key]} for key in runs}
 
 
 def median_factors(dataset: Dataset, size: int, unit: Unit, batches: int) -> dict[str, float]:

@@ -107,7 +107,7 @@ def side(
         if hot.separate_batches:
             selection = hot_rows(plan, dataset)
             counts = classify(dataset, *selection, "train")
-            loader = HotLoader(dataset, "train", loading, *selection, counts, lambda epoch: None)
+            loader = HotLoader(dataset, "train", loading, *selection, counts)
     model = build_model(config, dataset.schema, dataset.table_rows(), optimizer=OPTIMIZER, tiers=tiers)
     dense = torch.optim.Adagrad(model.network.parameters(), lr=0.01, fused=True)
     return Side(model, dense, loader, "float32", lookahead if tiers else 0)
