@@ -95,7 +95,7 @@ class Orders(SilentProgress):
         self._until, self._began, self._steps = -math.inf, 0.0, 0
 
     def advance(self, amount: int, note: str = "") -> None:
-        """Count a step; once the time of the order is over, answer it and wait for the next one."""
+        """Count a step; when the time of an order has passed, answer it and wait for the next order."""
         self._steps += 1
         now = time.perf_counter()
         if now < self._until:

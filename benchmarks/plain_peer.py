@@ -57,7 +57,7 @@ class PlainPeer:
 
 
 def serve(orders: IO[str], answers: IO[str]) -> None:
-    """Build the operator of the first line, answer the fastest number of threads, then run one step per line."""
+    """Read a shape, answer with the fastest number of threads, then run one step per line and answer its seconds."""
     order: dict[str, Any] = json.loads(orders.readline())
     shape = Shape(**order["shape"])
     peer = build_fbgemm(shape)

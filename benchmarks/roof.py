@@ -140,7 +140,7 @@ class Roof:
             self._batches.append((np.concatenate(distinct).astype(np.uint64), _words(ids)))
 
     def step(self, number: int) -> None:
-        """Move the bytes of batch `number`."""
+        """Read and write the memory that a step on batch `number` reads and writes."""
         # The other contenders just used batch `number`, whose rows may be in the cache, so use a distant batch.
         rows, ids = self._batches[(number + len(self._batches) // 2) % len(self._batches)]
         gradient = _words(self._gradient)

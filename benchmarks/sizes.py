@@ -136,7 +136,7 @@ def run(quick: bool, samples: Sequence[int] = SIZES, seeds: int = SEEDS, threads
 
 
 def _metrics_of_size(size: int, rows: Sequence[Row]) -> dict[str, float]:
-    """Return the means over the logs of a size, and their differences."""
+    """Return mean metrics of both models over the logs of a size, and the differences between the models."""
     metrics: dict[str, float] = {}
     for name in ("auc", "log_loss", "seconds"):
         here, peer = (
