@@ -92,9 +92,9 @@ def _leaves(content: Any, where: str) -> Iterator[tuple[str, Any]]:
         yield where, content
 
 
-def _hint(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {close[0]}?" if close else f"known fields: {', '.join(known)}"
+def _hint(name: str, fields: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, fields, 1)
+    return f"did you mean {close[0]}?" if close else f"known fields: {', '.join(fields)}"
 
 
 def _explain_kind(place: str, name: Any, kinds: Sequence[str]) -> str:

@@ -296,27 +296,27 @@ class Vocabulary:
             new = counted.join(values, on="value", how="anti")
         new = _by_count(new)
         frequent = new["count"] >= limits.min_count
-        kept, rare = new.filter(frequent), new.filter(~frequent)
+        admitted, rare = new.filter(frequent), new.filter(~frequent)
         if eviction is not None and base is not None:
-            alive = eviction.alive(pl.concat([inherited, kept]))
+            alive = eviction.alive(pl.concat([inherited, admitted]))
             stay, get_row = alive[: len(inherited)], alive[len(inherited) :]
             evicted = inherited.filter(~stay & inherited["count"].is_not_null())
-            rare = _by_count(pl.concat([evicted, kept.filter(~get_row), rare]))
+            rare = _by_count(pl.concat([evicted, admitted.filter(~get_row), rare]))
             inherited = inherited.with_columns(pl.when(stay).then(pl.col(name)).alias(name) for name in counted.columns)
-            kept = kept.filter(get_row)
-        room = max(limits.max_rows - len(inherited), 0) if limits.max_rows else len(kept)
-        rest = pl.concat([kept.slice(room), rare])
-        kept = kept.head(room)
+            admitted = admitted.filter(get_row)
+        room = max(limits.max_rows - len(inherited), 0) if limits.max_rows else len(admitted)
+        refused = pl.concat([admitted.slice(room), rare])
+        admitted = admitted.head(room)
         tail = np.zeros(limits.tail_buckets, dtype=np.int64)
-        np.add.at(tail, buckets_of(rest["value"], limits.tail_buckets), rest["count"].to_numpy())
-        counts = [tail, inherited["count"].fill_null(0).to_numpy(), kept["count"].to_numpy()]
+        np.add.at(tail, buckets_of(refused["value"], limits.tail_buckets), refused["count"].to_numpy())
+        counts = [tail, inherited["count"].fill_null(0).to_numpy(), admitted["count"].to_numpy()]
         return cls(
-            values=pl.concat([inherited["value"], kept["value"]]).rename("value"),
+            values=pl.concat([inherited["value"], admitted["value"]]).rename("value"),
             counts=np.concatenate([part.astype(np.int64) for part in counts]),
             tail_buckets=limits.tail_buckets,
             inherited=len(inherited),
             first_rows=0 if base is None else base.first_rows or base.rows,
-            counted=pl.concat([inherited.drop_nulls("count"), kept, rest]),
+            counted=pl.concat([inherited.drop_nulls("count"), admitted, refused]),
         )
 
     @classmethod
@@ -527,8 +527,8 @@ def buckets_of(values: pl.Series, buckets: int) -> NDArray[np.int64]:
 
 def add_counts(earlier: pl.DataFrame, later: pl.DataFrame) -> pl.DataFrame:
     """Add `count` and `recent` of equal values, and keep the later `last`."""
-    both = pl.concat([earlier, later.cast({"count": pl.Int64})]).lazy().group_by("value")
-    return both.agg(pl.col("count").sum(), pl.col("recent").sum(), pl.col("last").max()).collect()
+    counts = pl.concat([earlier, later.cast({"count": pl.Int64})]).lazy().group_by("value")
+    return counts.agg(pl.col("count").sum(), pl.col("recent").sum(), pl.col("last").max()).collect()
 
 
 def read_counts(path: Path, expected: StoredType) -> pl.DataFrame:

@@ -204,7 +204,7 @@ class ClickModel:
             content = content_of(log.paths, log.label)
             schema = content["data"]["source"]["schema"]
             for part in ("dense", "sparse"):
-                schema[part] = [each for each in schema.get(part, ()) if each["name"] != log.weight]
+                schema[part] = [feature for feature in schema.get(part, ()) if feature["name"] != log.weight]
             if log.is_frame and content["data"]["split"]["by"] == "fraction" and schema.get("user"):
                 # Without times, validation rows are drawn at random from all users, not only from new users.
                 schema["sparse"].append({"name": schema.pop("user")})

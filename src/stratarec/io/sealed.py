@@ -60,15 +60,15 @@ def read_sealed(path: Path, model: type[M], advice: str, error: type[StrataError
     error : type
         Raised if the file is missing, changed, of another format or invalid. The message names the file and the field.
     """
-    known = model.model_fields["format"].annotation.__args__[0]  # type: ignore[union-attr]
-    return validate(model, read_unvalidated(path, known, advice, error), str(path), advice, error)
+    version = model.model_fields["format"].annotation.__args__[0]  # type: ignore[union-attr]
+    return validate(model, read_unvalidated(path, version, advice, error), str(path), advice, error)
 
 
-def read_unvalidated(path: Path, known: int, advice: str, error: type[StrataError] = DatasetError) -> dict[str, Any]:
+def read_unvalidated(path: Path, version: int, advice: str, error: type[StrataError] = DatasetError) -> dict[str, Any]:
     """Read a sealed file of format `known` without validating its fields."""
     content = read_object(path, advice, error)
-    if content.get("format") != known or isinstance(content["format"], bool):
-        raise error(f"{path}: format {_short(content.get('format'))}, expected {known}; {advice}")
+    if content.get("format") != version or isinstance(content["format"], bool):
+        raise error(f"{path}: format {_short(content.get('format'))}, expected {version}; {advice}")
     if content.pop(_SEAL, None) != content_hash(content):
         raise error(f"{path} was changed after it was written: its hash does not match; {advice}")
     return content

@@ -78,21 +78,21 @@ class ValueIndex:
     """Index of the values of several vocabularies. It takes about 20 bytes per value, and the bytes of texts."""
 
     def __init__(self, vocabularies: Sequence[VocabularyKeys]) -> None:
-        keys = [each.hashes for each in vocabularies]
+        keys = [part.hashes for part in vocabularies]
         bits = [min(max(len(part).bit_length(), _BITS[0]), _BITS[1]) for part in keys]
         shifts = np.array([64 - count for count in bits], dtype=np.uint64)
         starts = [
             np.append(np.searchsorted(part, np.arange(1 << count, dtype=np.uint64) << shift), len(part))
             for part, count, shift in zip(keys, bits, shifts, strict=True)
         ]
-        contents = [np.zeros(0, np.uint8) if each.texts is None else each.texts.content for each in vocabularies]
-        offsets = [np.zeros(1, np.int64) if each.texts is None else each.texts.offsets for each in vocabularies]
+        contents = [np.zeros(0, np.uint8) if part.texts is None else part.texts.content for part in vocabularies]
+        offsets = [np.zeros(1, np.int64) if part.texts is None else part.texts.offsets for part in vocabularies]
         self._arrays = (
-            _joined(keys, np.uint64), _joined([each.places for each in vocabularies], np.int32), _starts(keys),
+            _joined(keys, np.uint64), _joined([part.places for part in vocabularies], np.int32), _starts(keys),
             _joined(starts, np.int32), _starts(starts), shifts,
-            np.array([each.buckets for each in vocabularies], dtype=np.uint64),
+            np.array([part.buckets for part in vocabularies], dtype=np.uint64),
             _joined(contents, np.uint8), _starts(contents), _joined(offsets, np.int64),
-            np.where([each.texts is None for each in vocabularies], -1, _starts(offsets)),
+            np.where([part.texts is None for part in vocabularies], -1, _starts(offsets)),
         )  # fmt: skip
 
     def find(self, query: Query) -> NDArray[np.int32]:
@@ -116,14 +116,14 @@ def reference_find(vocabularies: Sequence[VocabularyKeys], query: Query) -> NDAr
     first_text = len(query.hashes) - len(query.texts.offsets) + 1
     for source, count, number in zip(query.sources, query.counts, query.vocabularies, strict=True):
         hashes, places, buckets, texts = vocabularies[number]
-        known = {
+        codes = {
             (key, b"" if texts is None else _text(texts, number)): buckets + place
             for number, (key, place) in enumerate(zip(hashes.tolist(), places.tolist(), strict=True))
         }
         for place in range(source, source + count):
             key = int(query.hashes[place])
             text = b"" if texts is None else _text(query.texts, place - first_text)
-            ids.append(known.get((key, text), key % buckets))
+            ids.append(codes.get((key, text), key % buckets))
     return np.array(ids, dtype=np.int32)
 
 

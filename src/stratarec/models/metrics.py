@@ -108,8 +108,8 @@ class RankedGroups:
         ranks = np.full(len(self._first), np.nan)
         places = np.where(self._positive > 0, np.arange(len(self._tie)), -1)
         best = np.maximum.reduceat(places, self._first)
-        known = np.flatnonzero(self._positives > 0)
-        tie = best[known]
+        rankable = np.flatnonzero(self._positives > 0)
+        tie = best[rankable]
         size, positive = self._size[tie], self._positive[tie]
         # The first of p positives among m is at place j in C(m - j, p - 1) of C(m, p) orders.
         choices = (size - positive + 1).astype(np.int64)
@@ -118,7 +118,7 @@ class RankedGroups:
         place = 1 + np.arange(ends[-1] if len(ends) else 0) - (ends - choices)[owner]
         chance = np.exp(_log_ways(size[owner] - place, positive[owner] - 1) - _log_ways(size - 1, positive - 1)[owner])
         of_each = np.bincount(owner, chance / (self._above[tie][owner] + place), minlength=len(tie))
-        ranks[known] = of_each / np.bincount(owner, chance, minlength=len(tie))
+        ranks[rankable] = of_each / np.bincount(owner, chance, minlength=len(tie))
         return ranks
 
     def figures(self, at: int) -> dict[str, tuple[Doubles, Doubles]]:
@@ -165,14 +165,16 @@ class Ranked:
 
 def mean(values: Doubles, weights: Doubles) -> float:
     """Return the weighted mean over groups whose value is not NaN; NaN if there are none."""
-    known = ~np.isnan(values)
-    return float(np.average(values[known], weights=weights[known])) if weights[known].sum() > 0 else float("nan")
+    is_known = ~np.isnan(values)
+    return (
+        float(np.average(values[is_known], weights=weights[is_known])) if weights[is_known].sum() > 0 else float("nan")
+    )
 
 
 def estimates(figures: Figures, seed: int = 0) -> dict[str, Estimate]:
     """Return the mean of each metric with its interval; `seed` makes the bootstrap reproducible."""
-    known = np.stack([~np.isnan(values) for values, _ in figures.values()])
-    weights = np.stack([weights for _, weights in figures.values()]) * known
+    is_known = np.stack([~np.isnan(values) for values, _ in figures.values()])
+    weights = np.stack([weights for _, weights in figures.values()]) * is_known
     sums = np.concatenate([np.nan_to_num(np.stack([values for values, _ in figures.values()])) * weights, weights]).T
     draws, groups, drawn = np.random.default_rng(seed), len(sums), np.empty((_DRAWS, sums.shape[1]))
     for place in range(_DRAWS):
@@ -180,7 +182,7 @@ def estimates(figures: Figures, seed: int = 0) -> dict[str, Estimate]:
     means = _ratio(drawn[:, : len(figures)], drawn[:, len(figures) :])
     estimated = {}
     for place, (name, (values, weight)) in enumerate(figures.items()):
-        count, column = int(known[place].sum()), means[:, place]
+        count, column = int(is_known[place].sum()), means[:, place]
         column = column[~np.isnan(column)]
         low, high = np.percentile(column, [2.5, 97.5]) if count > 1 and len(column) else (np.nan, np.nan)
         estimated[name] = Estimate(
@@ -481,9 +483,9 @@ def evaluate_labels(
         return {names[0]: evaluate_logits(label, logit, group, weight)}
     metrics = {}
     for place, name in enumerate(names):
-        known = ~np.isnan(label[:, place])
-        others = (None if column is None else column[known] for column in (group, weight))
-        metrics[name] = evaluate_logits(label[known, place], logit[known, place], *others)  # type: ignore[arg-type]
+        is_known = ~np.isnan(label[:, place])
+        others = (None if column is None else column[is_known] for column in (group, weight))
+        metrics[name] = evaluate_logits(label[is_known, place], logit[is_known, place], *others)  # type: ignore[arg-type]
     return metrics
 
 

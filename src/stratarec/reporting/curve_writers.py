@@ -94,7 +94,7 @@ class CurveWriters:
         self.writers = []
 
     def _each(self, call: Callable[[CurveWriter], None]) -> None:
-        self.writers = [each for each in self.writers if self._succeeds(*each, call)]
+        self.writers = [writer for writer in self.writers if self._succeeds(*writer, call)]
 
     def _succeeds(self, kind: str, writer: CurveWriter, call: Callable[[CurveWriter], None]) -> bool:
         try:

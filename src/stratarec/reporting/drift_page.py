@@ -45,8 +45,8 @@ def write_drift(path: Path, run: str, periods: Sequence[Content], alarming: Sequ
         dense=ShownTable(
             heads=("feature", "mean moved by", "deviation", "known"),
             rows=[
-                (name, f"{each['shift']:+.3f}", f"{each['spread']:.3f}", f"{each['known']:.1%}")
-                for name, each in last["dense"].items()
+                (name, f"{drift['shift']:+.3f}", f"{drift['spread']:.3f}", f"{drift['known']:.1%}")
+                for name, drift in last["dense"].items()
             ],
         ),
         number=f"{last['number']:,}",

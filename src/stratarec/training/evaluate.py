@@ -309,7 +309,7 @@ def fit(
     logits = samples.logit.reshape(len(samples.logit), -1).T
     weight = samples.weight.astype(np.float64) if len(samples.weight) else np.ones(len(samples.label))
     columns = zip(labels, logits, current or (IDENTITY,) * len(labels), strict=True)
-    maps = tuple(_fit(kinds, known, *_known(label, logit, weight)) for label, logit, known in columns)
+    maps = tuple(_fit(kinds, rows, *_known(label, logit, weight)) for label, logit, rows in columns)
     return () if all(curve == IDENTITY for curve in maps) else maps
 
 
@@ -340,14 +340,14 @@ def _fit(
         """Return the log loss of each sample, scored by a map that was fitted on the other parts."""
         part, output = np.arange(len(truth)) * _PARTS // len(truth), np.empty(len(truth))
         for number in range(_PARTS):
-            held = part == number
+            in_part = part == number
             logit = (
-                Calibration([mapped(kind, ~held)])(torch.from_numpy(score[held].astype(np.float32)))
+                Calibration([mapped(kind, ~in_part)])(torch.from_numpy(score[in_part].astype(np.float32)))
                 .double()
                 .cpu()
                 .numpy()
             )
-            output[held] = np.logaddexp(0, logit) - truth[held] * logit
+            output[in_part] = np.logaddexp(0, logit) - truth[in_part] * logit
         return output
 
     usable = [kind for kind in kinds if kind != "isotonic" or len(kinds) == 1 or len(truth) >= _MANY]

@@ -103,12 +103,12 @@ def step_bytes(recipe: Recipe, dataset: Dataset) -> int:
     config = replace(loader_config(train), batch_size=min(train.batch_size, _COUNTED_SAMPLES), parallel_readers=1)
     batch = next(Loader(dataset, "train", config).batches(0, 0))
     weights = {weight.untyped_storage().data_ptr() for weight in model.network.parameters()}
-    kept: dict[int, int] = {}
+    storages: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+            storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     try:
@@ -118,7 +118,7 @@ def step_bytes(recipe: Recipe, dataset: Dataset) -> int:
             dense, pooled, *others = model.vectors(batch, request)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast(train.precision):
             logits = model.network(dense, pooled.requires_grad_(), *others)
-        activations = sum(kept.values()) / batch.size * train.batch_size
+        activations = sum(storages.values()) / batch.size * train.batch_size
         del logits
     finally:
         model.embeddings.close()

@@ -86,12 +86,12 @@ def _check_content(path: Path, dataset: Dataset) -> Iterator[str]:
         totals = np.zeros((len(dataset.schema.label_columns), 2), dtype=np.int64)
         for number in range(len(dataset.shards(split))):
             totals += _check_shard(dataset, split, number)
-        for (label, count), (known, positives) in zip(
+        for (label, count), (labelled, positives) in zip(
             dataset.label_counts(split).items(), totals.tolist(), strict=True
         ):
-            if (known, positives) != (count.known, count.positives):
+            if (labelled, positives) != (count.known, count.positives):
                 of = f" of {count.known} with {label!r}" if dataset.schema.labels else ""
-                have = f"{positives} of {known}" if dataset.schema.labels else str(positives)
+                have = f"{positives} of {labelled}" if dataset.schema.labels else str(positives)
                 raise DatasetError(
                     f"{path / MANIFEST} names {count.positives} positive samples{of} in {split}, but its files have "
                     f"{have}; prepare the data again"

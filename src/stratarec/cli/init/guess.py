@@ -313,8 +313,8 @@ def _predicts_by_value(column: pl.Series, positive: pl.Series) -> bool:
     positive : Series
         Booleans, null where the label is missing.
     """
-    known = positive.is_not_null() & column.is_not_null()
-    numbers, label = column.filter(known).to_numpy(), positive.filter(known).cast(pl.Float64).to_numpy()
+    is_known = positive.is_not_null() & column.is_not_null()
+    numbers, label = column.filter(is_known).to_numpy(), positive.filter(is_known).cast(pl.Float64).to_numpy()
     if min(label.sum(), len(label) - label.sum()) < _MIN_CLASS_ROWS:
         return False
     edges = np.unique(np.quantile(numbers, np.linspace(0, 1, _BINS + 1)))
@@ -389,8 +389,8 @@ def _as_sequence(guess: Guess, frame: pl.DataFrame, features: Sequence[str]) -> 
     column = frame[guess.name].drop_nulls()
     lists = lists_from_text(column, guess.separator)[0] if column.dtype == pl.String else column
     values = lists.explode().drop_nulls().cast(pl.String)
-    known = {name: frame[name].cast(pl.String).unique().implode() for name in features}
-    shares = {name: values.is_in(others).sum() / max(len(values), 1) for name, others in known.items()}
+    values_by_feature = {name: frame[name].cast(pl.String).unique().implode() for name in features}
+    shares = {name: values.is_in(others).sum() / max(len(values), 1) for name, others in values_by_feature.items()}
     name = max(shares, key=lambda name: shares[name], default="")
     if not name or shares[name] < _MOSTLY_SAME:
         return guess

@@ -74,12 +74,12 @@ def validate_history(
             source = content["data"]["source"]
             sparse = [feature for feature in source["schema"]["sparse"] if feature["name"] != choice.name]
             bare = with_values(content, {"data.source.schema": {**source["schema"], "sparse": sparse}})
-            both = having.join(_losses(bare, Path(folder) / "without"), on="row", suffix="_without")
+            joined = having.join(_losses(bare, Path(folder) / "without"), on="row", suffix="_without")
     except StrataError as error:
         return choice._replace(reason=f"{choice.reason}; not tested: {error}")
     # Gains are summed by user, because the losses of a user's samples are correlated.
-    by_user = both.group_by("user").agg(gain=(pl.col("loss_without") - pl.col("loss")).sum())["gain"].to_numpy()
-    having_it, lacking_it = (both[name].to_numpy().mean() for name in ("loss", "loss_without"))
+    by_user = joined.group_by("user").agg(gain=(pl.col("loss_without") - pl.col("loss")).sum())["gain"].to_numpy()
+    having_it, lacking_it = (joined[name].to_numpy().mean() for name in ("loss", "loss_without"))
     means = f"{having_it:.4f} with it, {lacking_it:.4f} without it"
     is_better = bool(by_user.sum() > np.sqrt((by_user**2).sum()))
     return choice._replace(drafted=is_better, reason=f"in two short trainings the validation log loss is {means}")

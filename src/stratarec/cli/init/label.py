@@ -189,7 +189,7 @@ def _word_rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
             f"--label is {column.name!r}, which is {content}; it must be 0 and 1, numbers, or two values{hint}"
         )
     word, _ = _positive_word(column)
-    other = next(each for each in words if each != word)
+    other = next(candidate for candidate in words if candidate != word)
     share = float((_text(column) == word).mean())  # type: ignore[arg-type]
     rule = LabelRule(column=column.name, equals=word)
     return rule, f"{reason}; {word!r} ({share:.1%} of rows) is taken as 1, {other!r} as 0"
@@ -212,11 +212,11 @@ def _positive_word(column: pl.Series) -> tuple[str, bool]:
     """Return the word, of two, that is probably positive, and whether this is clear, as for yes and no."""
     words = _words(column)
     for word in words:
-        other = next(each for each in words if each != word)
+        other = next(candidate for candidate in words if candidate != word)
         if (word.lower() in _YES and other.lower() in _NO) or (word[0] == ">" and other[0] == "<"):
             return word, True
     for word in words:
-        other = next(each for each in words if each != word)
+        other = next(candidate for candidate in words if candidate != word)
         if word.lower() in _YES or other.lower() in _NO:
             return word, False
     text = _text(column)

@@ -216,7 +216,7 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
         check_utf8(head, file.path)
         if b"\n" in head.strip():
             break  # a file of one line may be a header alone
-    files = (file, *(each for each in files if each is not file))
+    files = (file, *(other for other in files if other is not file))
     is_complete = len(files) == 1 and block.bytes_done >= file.size
     if _bare(file).endswith(_JSON):
         check_json_lines(head, file.path)
@@ -434,14 +434,14 @@ def typed(text: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
     odd = text.filter((number.is_null() | ~number.is_finite()) & text.is_not_null()).unique()
     words = tuple(sorted(odd.head(_MOST_SPELLINGS + 1).to_list()))
     if len(words) <= _MOST_SPELLINGS and all(word.strip().lower() in _MISSING_WORDS for word in words):
-        known = bare.set(text.is_in(words).fill_null(False), None) if words else bare
-        if known.null_count() == len(known) or known.str.contains(_PADDED).any():
+        labelled = bare.set(text.is_in(words).fill_null(False), None) if words else bare
+        if labelled.null_count() == len(labelled) or labelled.str.contains(_PADDED).any():
             return text, ()
-        integers = known.cast(pl.Int64, strict=False)
-        if integers.null_count() == known.null_count():
+        integers = labelled.cast(pl.Int64, strict=False)
+        if integers.null_count() == labelled.null_count():
             return integers, words
-        if not known.drop_nulls().str.contains(_WHOLE).all():
-            return known.cast(pl.Float64), words
+        if not labelled.drop_nulls().str.contains(_WHOLE).all():
+            return labelled.cast(pl.Float64), words
         return text, ()
     lower = bare.str.to_lowercase()
     is_boolean = lower.drop_nulls().is_in(["true", "false"]).all()

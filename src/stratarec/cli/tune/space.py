@@ -134,19 +134,19 @@ def _dimension(field: str, form: str, content: Mapping[str, Any], origin: str) -
     return _choice(field, values, content, origin) if kind == "choice" else _range(field, kind, values, content, origin)
 
 
-def _choice(field: str, given: list[Any], content: Mapping[str, Any], origin: str) -> Choice:
-    if not given:
+def _choice(field: str, arguments: list[Any], content: Mapping[str, Any], origin: str) -> Choice:
+    if not arguments:
         raise ConfigError(f"--space {field}: choice() has no values")
-    values = tuple(dict.fromkeys(json.dumps(_checked(field, value, content, origin)) for value in given))
+    values = tuple(dict.fromkeys(json.dumps(_checked(field, value, content, origin)) for value in arguments))
     return Choice(values=values)
 
 
-def _range(field: str, kind: str, given: list[Any], content: Mapping[str, Any], origin: str) -> Range:
+def _range(field: str, kind: str, arguments: list[Any], content: Mapping[str, Any], origin: str) -> Range:
     try:
         # YAML reads 1e-4 as text.
-        low, high = (float(value) for value in given if not isinstance(value, bool))
+        low, high = (float(value) for value in arguments if not isinstance(value, bool))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"--space {field}: {kind} requires two numbers, got {str(given)[:80]}") from error
+        raise ConfigError(f"--space {field}: {kind} requires two numbers, got {str(arguments)[:80]}") from error
     if not low < high or (kind == "log" and low <= 0):
         above = ", above 0" if kind == "log" else ""
         raise ConfigError(f"--space {field}: {kind}({low:g}, {high:g}), expected a lower and a higher number{above}")

@@ -139,10 +139,10 @@ class Study:
     def report(self) -> None:
         """Write the trials that have ended as a table."""
         rows = [
-            {"trial": run_name(number), "state": each.state, METRICS[self._metric].label: each.value}
-            | {field: str(value) for field, value in each.params.items()}
-            | {"reason": each.reason}
-            for number, each in enumerate(self.ended())
+            {"trial": run_name(number), "state": trial.state, METRICS[self._metric].label: trial.value}
+            | {field: str(value) for field, value in trial.params.items()}
+            | {"reason": trial.reason}
+            for number, trial in enumerate(self.ended())
         ]
         if rows:
             write_atomic(self._folder / "trials.csv", pl.DataFrame(rows, infer_schema_length=None).write_csv)
@@ -342,9 +342,9 @@ class Trial:
         compared.
         """
         values = dict(self.values)
-        own = Recipe.from_dict(dict(self.content)).train
-        if own.eval_every and "train.batch_size" in values and "train.eval_every" not in values:
-            values["train.eval_every"] = max(round(own.eval_every * own.batch_size / values["train.batch_size"]), 1)
+        base = Recipe.from_dict(dict(self.content)).train
+        if base.eval_every and "train.batch_size" in values and "train.eval_every" not in values:
+            values["train.eval_every"] = max(round(base.eval_every * base.batch_size / values["train.batch_size"]), 1)
         return values
 
     def train(self, dataset: Dataset, watch: Callable[[int, float], None]) -> float:

@@ -50,7 +50,7 @@ class StudyRecord(Model):
     @pydantic.field_validator("trials")
     @classmethod
     def _check_trials(cls, value: tuple[TrialRecord, ...]) -> tuple[TrialRecord, ...]:
-        if any(each.state == "running" for each in value[:-1]):
+        if any(trial.state == "running" for trial in value[:-1]):
             raise ValueError("a trial is running, but is not the last")
         return value
 

@@ -365,8 +365,8 @@ class ShardWriter(PerPartitionStage):
         total = np.sum(self._read_notes(lambda note: np.array(note["labels"], dtype=np.int64)), axis=0)
         return {
             split: {
-                name: LabelCount(known=known, positives=positives)
-                for name, (known, positives) in zip(names, counts, strict=True)
+                name: LabelCount(known=labelled, positives=positives)
+                for name, (labelled, positives) in zip(names, counts, strict=True)
             }
             for split, counts in zip(SPLITS, total.tolist(), strict=True)
         }

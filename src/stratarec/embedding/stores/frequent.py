@@ -32,7 +32,7 @@ class FrequentRecords(DramRecords):
 
     def __init__(self, tables: Sequence[tuple[int, int]], record_bytes: int) -> None:
         # Without the last entry, which is behind all rows, rows before the first table would have no table.
-        self._first, self._count = np.array([*(each for each in tables if each[1]), (1 << 62, 0)], np.int64).T
+        self._first, self._count = np.array([*(table for table in tables if table[1]), (1 << 62, 0)], np.int64).T
         self._start = np.cumsum(self._count) - self._count
         super().__init__(rows=int(self._count.sum()), record_bytes=record_bytes)
 

@@ -73,14 +73,14 @@ def _times(dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64] | Non
     """Return the times of all samples, ``[N]``, and their row numbers in the file (None if samples are not rows of a
     file).
     """
-    kept, times, rows = dataset.about.rows.kept, [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    has_rows, times, rows = dataset.about.rows.kept, [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with dataset.reader("train") as reader:
-        for shard, whole in enumerate(dataset.shards("train")):
-            for group in range(len(whole.row_groups)):
+        for shard, shard_info in enumerate(dataset.shards("train")):
+            for group in range(len(shard_info.row_groups)):
                 times.append(reader.times(shard, group))
-                if kept:
+                if has_rows:
                     rows.append(split_rows(reader.row_numbers(shard, group))[1])
-    return np.concatenate(times), np.concatenate(rows) if kept else None
+    return np.concatenate(times), np.concatenate(rows) if has_rows else None
 
 
 def _place(file: str, times: NDArray[np.int64], rows: NDArray[np.int64] | None, time: int) -> str:
@@ -181,13 +181,16 @@ def auc_drift(scores: Mapping[str, Any], earlier: Sequence[float | None]) -> dic
     The interval is computed as in Hanley and McNeil (1982), for independent samples.
     """
     area, positives = scores["auc"], scores["positives"]
-    negatives, known = scores["samples"] - positives, [each for each in earlier[-_PERIODS:] if each is not None]
+    negatives, previous = (
+        scores["samples"] - positives,
+        [period for period in earlier[-_PERIODS:] if period is not None],
+    )
     if area is None:
         return {"low": None, "high": None, "before": None}
     one, two = area / (2 - area), 2 * area**2 / (1 + area)
     spread = area * (1 - area) + (positives - 1) * (one - area**2) + (negatives - 1) * (two - area**2)
     half = _WITHIN * math.sqrt(max(spread, 0.0) / (positives * negatives))
-    before = sum(known) / len(known) if known else None
+    before = sum(previous) / len(previous) if previous else None
     return {"low": max(area - half, 0.0), "high": min(area + half, 1.0), "before": before}
 
 

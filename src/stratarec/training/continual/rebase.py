@@ -138,7 +138,7 @@ def commit_change(
                 "steps": 0,
                 "rate_factor": before.rate_factor,
                 "scores": {},
-                "calibration": [each.to_dict() for each in trained.maps],
+                "calibration": [logit_map.to_dict() for logit_map in trained.maps],
                 "lookups": {},
                 "dense": {},
                 "auc": {"low": None, "high": None, "before": None},
@@ -191,15 +191,15 @@ def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, write: i
         moved = home & (new >= 0) & ~hot
         mine.write_records(new[moved] + mine.first_row[name], records[moved])
         # Rows that were never trained are not copied if they keep their number: their initial values depend on it.
-        rest = (new >= 0) & ~moved & (hot | cached | home | (new != old))
-        theirs, before = new[rest] + mine.first_row[name], old[rest] + group.first_row[name]
+        in_place = (new >= 0) & ~moved & (hot | cached | home | (new != old))
+        theirs, before = new[in_place] + mine.first_row[name], old[in_place] + group.first_row[name]
         rows_found, places = group.read_rows(before), np.arange(len(before), dtype=np.int64)
         rows_found.clock[:] = 0
         mine.write_rows(theirs, rows_found, places, write)
         if group.codec.config.kind != "fp32":
-            rows_found, places = mine.read_rows(theirs), np.flatnonzero(~hot[rest])
+            rows_found, places = mine.read_rows(theirs), np.flatnonzero(~hot[in_place])
             group.write_rows(before[places], rows_found, places, write)
-            rounded += int(cached[rest & ~hot].sum())
+            rounded += int(cached[in_place & ~hot].sum())
     return rounded
 
 
@@ -220,13 +220,13 @@ def _ranked(vocabulary: Vocabulary, counted: pl.DataFrame) -> tuple[Vocabulary, 
     ``[rows]``.
     """
     tail = vocabulary.tail_buckets
-    known = pl.DataFrame({"value": vocabulary.values, "id": np.arange(tail, vocabulary.rows)}).drop_nulls()
-    known = known.join(counted.select("value", "recent"), on="value", how="left", maintain_order="left")
-    known = known.sort([pl.col("recent").fill_null(0.0), "value"], descending=[True, False])
-    old = np.concatenate([np.arange(tail), known["id"].to_numpy()]).astype(np.int64)
+    ranked = pl.DataFrame({"value": vocabulary.values, "id": np.arange(tail, vocabulary.rows)}).drop_nulls()
+    ranked = ranked.join(counted.select("value", "recent"), on="value", how="left", maintain_order="left")
+    ranked = ranked.sort([pl.col("recent").fill_null(0.0), "value"], descending=[True, False])
+    old = np.concatenate([np.arange(tail), ranked["id"].to_numpy()]).astype(np.int64)
     counts = vocabulary.counts[old]
     # All values count as inherited, so later counts do not change this order.
-    return replace(vocabulary, values=known["value"], counts=counts, inherited=len(known)), old
+    return replace(vocabulary, values=ranked["value"], counts=counts, inherited=len(ranked)), old
 
 
 def _check_scores(trained: TrainedModel, model: CTRModel, old: Mapping[str, Ids]) -> None:

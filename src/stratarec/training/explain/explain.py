@@ -130,7 +130,7 @@ def contributions(probe: Probe, columns: Sequence[Column]) -> dict[str, Contribu
 def values_of(probe: Probe, columns: Sequence[Column]) -> dict[str, str]:
     """Return the values of the probe's only sample as text."""
     dataset, batch = probe.dataset, probe.batch
-    known: dict[str, Vocabulary] = {}
+    vocabularies: dict[str, Vocabulary] = {}
     result = {}
     for column in columns:
         if column.dense is not None:
@@ -138,12 +138,12 @@ def values_of(probe: Probe, columns: Sequence[Column]) -> dict[str, str]:
             continue
         name = column.sparse[0]
         vocabulary = next(item.vocabulary for item in dataset.schema.sparse if item.name == name)
-        if vocabulary not in known:
-            known[vocabulary] = dataset.vocabulary(vocabulary)
+        if vocabulary not in vocabularies:
+            vocabularies[vocabulary] = dataset.vocabulary(vocabulary)
         ids = batch.sparse[name].values.tolist()
         # The newest events of a history are last.
         shown = ids[-_SHOWN:] if name in dataset.schema.behaviours else ids[:_SHOWN]
-        names, tail = known[vocabulary].values, known[vocabulary].tail_buckets
+        names, tail = vocabularies[vocabulary].values, vocabularies[vocabulary].tail_buckets
         words = [str(names[item - tail]) if item >= tail else "(rare)" for item in shown]
         more = f" and {len(ids) - len(shown)} more" if len(ids) > len(shown) else ""
         result[column.name] = ", ".join(words) + more if ids else "(nothing)"
@@ -202,11 +202,11 @@ def dependence(probe: Probe, columns: Sequence[Column], progress: Progress) -> t
 def _curve(probe: Probe, column: Column) -> Curve:
     dataset, place = probe.dataset, column.dense
     assert place is not None
-    known = probe.batch.dense[:, place].cpu().numpy()
+    numbers = probe.batch.dense[:, place].cpu().numpy()
     # Method "nearest" returns only values that occur, so quantiles of whole numbers are whole.
-    points = np.unique(np.quantile(known, np.linspace(0, 1, _POINTS), method="nearest"))
+    points = np.unique(np.quantile(numbers, np.linspace(0, 1, _POINTS), method="nearest"))
     means = np.stack([_mean(probe, probe.scores(probe.with_numbers(column, float(point)))) for point in points])
-    counts, edges = np.histogram(known.astype(np.float64), bins=_BINS if len(points) > 1 else 1)
+    counts, edges = np.histogram(numbers.astype(np.float64), bins=_BINS if len(points) > 1 else 1)
     return Curve(
         feature=column.name,
         log_scale=dataset.schema.dense[place].transform == "log1p",

@@ -48,7 +48,7 @@ class Column:
 
 def columns_of(schema: Schema, names: Sequence[str] = ()) -> tuple[Column, ...]:
     """Return the columns with these names, or all columns without names; `ConfigError` if a name is unknown."""
-    companions = {main: tuple(each.name for each in columns) for main, columns in schema.behaviours.items()}
+    companions = {main: tuple(key.name for key in columns) for main, columns in schema.behaviours.items()}
     others = {name for features in companions.values() for name in features[1:]}
     columns = [Column(name=feature.name, dense=place) for place, feature in enumerate(schema.dense)]
     columns += [
@@ -56,14 +56,14 @@ def columns_of(schema: Schema, names: Sequence[str] = ()) -> tuple[Column, ...]:
         for feature in schema.sparse
         if feature.name not in others
     ]
-    known = {column.name: column for column in columns}
+    by_name = {column.name: column for column in columns}
     for name in names:
-        if name not in known:
-            main = next((each for each, features in companions.items() if name in features), "")
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"it is part of {main}" if main else f"did you mean {close[0]}?" if close else _some(known)
+        if name not in by_name:
+            main = next((key for key, features in companions.items() if name in features), "")
+            close = difflib.get_close_matches(name, by_name, 1)
+            hint = f"it is part of {main}" if main else f"did you mean {close[0]}?" if close else _some(by_name)
             raise ConfigError(f"--feature {name}: the run has no such feature; {hint}")
-    return tuple(known[name] for name in dict.fromkeys(names)) if names else tuple(columns)
+    return tuple(by_name[name] for name in dict.fromkeys(names)) if names else tuple(columns)
 
 
 def _some(names: Sequence[str] | dict[str, Column]) -> str:
@@ -90,7 +90,7 @@ class Probe:
         self._model, self._precision = model, precision
         self._bags = {key: batch.sparse[key] for key in batch.sparse.keys}
         moments = dataset.about.moments
-        self._means = [0.0 if each.standardize else moments[each.name].mean for each in dataset.schema.dense]
+        self._means = [0.0 if feature.standardize else moments[feature.name].mean for feature in dataset.schema.dense]
 
     def of(self, batch: Batch) -> Probe:
         """Return a probe with the same model and other samples."""
@@ -103,9 +103,9 @@ class Probe:
         try:
             with torch.no_grad(), autocast(self._precision, self._model.device):
                 for first in range(0, batch.size, _BATCH):
-                    whole = batch.size <= _BATCH
+                    is_whole = batch.size <= _BATCH
                     rows = torch.arange(first, min(first + _BATCH, batch.size))
-                    parts.append(score(self._model, batch if whole else rows_of(batch, rows)))
+                    parts.append(score(self._model, batch if is_whole else rows_of(batch, rows)))
         finally:
             self._model.train(training)
         return np.concatenate(parts).reshape(batch.size, -1)
@@ -148,7 +148,7 @@ class Probe:
 
 def rows_of(batch: Batch, rows: torch.Tensor) -> Batch:
     """Return a batch with these samples of a batch without groups."""
-    user, weight = (None if each is None else each[rows] for each in (batch.user, batch.weight))
+    user, weight = (None if column is None else column[rows] for column in (batch.user, batch.weight))
     return replace(
         batch,
         label=batch.label[rows],

@@ -263,16 +263,16 @@ class TableWriter:
         for first, last in self._spans():
             records, home = cached.read_records(self._config.name, first, last)
             weights = self._floats(first, last)
-            kept = np.ascontiguousarray(records[:, : codec.record_bytes])
+            encoded = np.ascontiguousarray(records[:, : codec.record_bytes])
             others = np.flatnonzero(~home)
             source = FloatRows.without_state(weights.contiguous().reshape(-1).cpu().numpy(), codec.width)
-            bad = codec.encode(source, others, kept, others, np.zeros(len(others), dtype=np.uint64), 0)
+            bad = codec.encode(source, others, encoded, others, np.zeros(len(others), dtype=np.uint64), 0)
             if bad >= 0:
                 raise CheckpointError(
                     f"table {self._config.name!r}, row {first + int(others[bad])}: {codec.config.kind} cannot "
                     "represent a weight; export an earlier checkpoint of the run"
                 )
-            yield torch.from_numpy(kept)
+            yield torch.from_numpy(encoded)
 
 
 def finite(tensor: Tensor, name: str) -> Tensor:
