@@ -49,7 +49,7 @@ BUDGETS = {
     "distributed": 1_899,
     "serving": 1_216,
     "reporting": 1_855,
-    "models": 2_312,
+    "models": 2_288,
     "hot": 480,
     "data": 7_182,
     "embedding": 4_504,
