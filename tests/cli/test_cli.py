@@ -123,9 +123,7 @@ MISTAKES = [
     (["plan", "r.yaml", "-o", "."], "directory"),
     (["plan", "r.yaml", "-o", "plan.html"], "plan.html"),
     (["profile", "data/tiny", "-o", "x.xlsx"], "x.xlsx"),
-    (["plan", "r.yaml", "--report", "plan.pdf"], "plan.pdf"),
-    (["plan", "r.yaml", "--report", "file/x.html"], "file/x.html directory"),
-    (["compare", "runs/tiny", "runs/tiny", "-o", "x.csv"], "x.csv"),
+    (["plan", "r.yaml", "--report", "plan.html"], "--report --towers"),
 ]
 
 

@@ -18,7 +18,7 @@ from stratarec.cli import main
 
 NAME = 'a <b>run & "more"'
 FEATURE = "<u>item"
-PAGES = ("run", "short", "explain", "plan", "towers", "profile")
+PAGES = ("run", "short", "explain", "towers", "profile")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for command in (
             ["prepare", recipe],
             ["train", recipe, "memory.precision=int8"],
-            ["plan", recipe, f"memory.block.path={root / 'rows'}", "--report", str(root / "plan.html")],
             ["plan", recipe, "--towers", "2", "--steps", "2", "--report", str(root / "towers.html")],
             ["prepare", short],
             ["train", short],
@@ -43,7 +42,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ):
             assert main([command[0], "-q", *command[1:]]) == 0
     results = {"run": root / "run" / "report.html", "short": root / "short" / "report.html"}
-    return results | {name: root / f"{name}.html" for name in ("explain", "plan", "towers", "profile")}
+    return results | {name: root / f"{name}.html" for name in ("explain", "towers", "profile")}
 
 
 def write(path: Path, recipe: dict[str, Any]) -> Path:

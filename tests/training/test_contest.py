@@ -1,4 +1,4 @@
-"""Test `stratarec compare`: runs next to each other on the terminal, as JSON and as a page."""
+"""Test `stratarec compare`: runs next to each other on the terminal and as JSON."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stratarec.cli.arguments import (
@@ -26,34 +25,24 @@ if TYPE_CHECKING:
 def _compare_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("runs", nargs="+", metavar="run", help="directories of runs, as written by `train`")
     add_json(command)
-    command.add_argument("-o", "--output", metavar="FILE", help="also write an HTML page with the learning curves")
 
 
 @subcommand(
     name="compare",
     text="Compare runs: metrics, steps, time, memory, and the recipe fields in which they differ.",
-    example="stratarec compare runs/small runs/large -o runs.html",
+    example="stratarec compare runs/small runs/large",
     options=_compare_options,
 )
 def compare(args: argparse.Namespace) -> None:
     """Show runs side by side."""
-    from stratarec.io.atomic import check_output
+    from stratarec.reporting.compare_page import print_comparison
     from stratarec.training.compare import RunComparison
 
-    if args.output:
-        check_output(Path(args.output).resolve(), ".html")
-    contest = RunComparison.read(args.runs)
+    comparison = RunComparison.read(args.runs).to_dict()
     if args.json:
-        print_json(contest.to_dict())
+        print_json(comparison)
     else:
-        from stratarec.reporting.compare_page import print_contest
-
-        print_contest(contest.to_dict())
-    if args.output:
-        from stratarec.reporting.compare_page import write_contest
-
-        write_contest(Path(args.output), contest.to_dict(), contest.courses)
-        print_lines(*([] if args.json else [f"report {args.output}"]))
+        print_comparison(comparison)
 
 
 @subcommand(

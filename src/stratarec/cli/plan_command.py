@@ -6,7 +6,7 @@ import argparse
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stratarec.cli.arguments import add_json, add_recipe, print_json, print_lines, progress_of, subcommand, whole_number
 from stratarec.errors import ConfigError
@@ -15,7 +15,6 @@ from stratarec.io.names import shell_word, visible
 if TYPE_CHECKING:
     from stratarec.data.dataset.dataset import Dataset
     from stratarec.distributed.measure import Collective
-    from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe
 
 _MOST_RANKS = 4096
@@ -37,7 +36,6 @@ def _options(command: argparse.ArgumentParser) -> None:
     )
     add_json(command, "print the plan as JSON instead of tables")
     command.add_argument("-o", "--output", help="also write the plan as JSON to this file, for `train --plan`")
-    command.add_argument("--report", help="also write an HTML report to this file")
     towers = command.add_argument_group("towers: partition the features (model.towers.plan) instead of placing tables")
     towers.add_argument("--towers", type=int, metavar="N", help="partition the sparse features into N towers")
     towers.add_argument(
@@ -57,6 +55,7 @@ def _options(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write the towers to a file next to the recipe, which model.towers.plan can name",
     )
+    towers.add_argument("--report", help="also write an HTML report to this file")
     command.add_argument(
         "--device",
         metavar="NAME",
@@ -145,7 +144,7 @@ def _open_data(args: argparse.Namespace) -> tuple[Recipe, Dataset]:
 def _check_options(args: argparse.Namespace) -> None:
     """Refuse options that do not belong to the requested kind of plan."""
     options = {
-        "tables": {"ranks": args.ranks, "output": args.output, "measure": args.measure or None, "report": args.report},
+        "tables": {"ranks": args.ranks, "output": args.output, "measure": args.measure or None},
         "towers": {
             "steps": args.steps, "balance": args.balance, "write": args.write or None,
             "ranks": args.ranks, "report": args.report,
@@ -153,7 +152,7 @@ def _check_options(args: argparse.Namespace) -> None:
         "cluster": {
             "network": args.network, "inside": args.inside, "measure": args.measure or None, "samples": args.samples,
         },
-        "device": {"measure": args.measure or None, "output": args.output, "report": args.report},
+        "device": {"measure": args.measure or None, "output": args.output},
     }  # fmt: skip
     selectors = {"towers": "--towers N", "cluster": "--hosts TxL", "device": "--device NAME"}
     selected = {"towers": args.towers, "cluster": args.hosts, "device": args.device}
@@ -261,6 +260,7 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
 
 def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
     """Plan which rows are in GPU memory, and predict step times with these rows and the network on the GPU."""
+    from stratarec.io.atomic import check_output
     from stratarec.planning.machine import measure_tiers
     from stratarec.reporting.plan_page import print_parts, print_plan
     from stratarec.training.forecast import device_rates, device_steps
@@ -268,7 +268,8 @@ def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     rates = device_rates(args.device)
     if ranks > 1:
         raise ConfigError(f"--device predicts one process; got {ranks}: start it without torchrun")
-    _check_outputs(args)
+    if args.output:
+        check_output(Path(args.output), ".json")
     measure_tiers(recipe.memory, rates=rates, again=args.measure)
     with dataset.locked():
         forecast = device_steps(recipe, dataset, rates)
@@ -279,31 +280,13 @@ def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
         if content is not None:
             print_plan(content, forecast.age_seconds)
         print_parts(forecast.steps, recipe.train.batch_size, forecast.lines)
-    _write_plan(args, recipe, forecast.plan, content)
-
-
-def _check_outputs(args: argparse.Namespace) -> None:
-    from stratarec.io.atomic import check_output
-
-    for path, ending in ((args.output, ".json"), (args.report, ".html")):
-        if path:
-            check_output(Path(path), ending)
-
-
-def _write_plan(args: argparse.Namespace, recipe: Recipe, plan: Plan | None, content: dict[str, Any] | None) -> None:
-    """Write the files that the options name: a report and a plan."""
-    from stratarec.reporting.plan_page import write_plan_report
-
-    if plan is None or content is None:
-        return
-    if args.output:
-        plan.save(Path(args.output))
-    if args.report:
-        write_plan_report(Path(args.report), recipe.name, content)
+    if args.output and forecast.plan is not None:
+        forecast.plan.save(Path(args.output))
 
 
 def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
     """Place each table in a memory."""
+    from stratarec.io.atomic import check_output
     from stratarec.models.base import build_tables
     from stratarec.planning.placement import make_hot_plan
     from stratarec.reporting.plan_page import print_plan
@@ -312,7 +295,8 @@ def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     from stratarec.training.gpu_memory import check_rows_device
     from stratarec.training.torch_setup import device_of
 
-    _check_outputs(args)
+    if args.output:
+        check_output(Path(args.output), ".json")
     try:
         device = device_of(recipe.train.device, ranks)
     except ConfigError as error:
@@ -340,4 +324,5 @@ def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     else:
         print_plan(content, tiers.age_seconds)
         print_lines(*(sharding.lines() if ranks > 1 else ()))
-    _write_plan(args, recipe, plan, content)
+    if args.output:
+        plan.save(Path(args.output))

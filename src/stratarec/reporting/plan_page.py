@@ -1,15 +1,14 @@
-"""Print a plan on the terminal, write it as an HTML page, and print predicted step times."""
+"""Print plans and predicted step times on the terminal, and describe memory levels for reports."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from stratarec.config.units import format_bytes, format_milliseconds
 from stratarec.embedding.tiers import MEMORY_NAMES
-from stratarec.reporting.html import ShownTable, write_html
+from stratarec.reporting.html import ShownTable
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]
@@ -71,23 +70,6 @@ def comparison_rows(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         )
         for row in rows
     ]  # fmt: skip
-
-
-def write_plan_report(path: Path, name: str, content: Content) -> None:
-    """Write the plan as HTML, with a stacked bar for each memory."""
-    write_html(
-        path,
-        "plan.html.jinja",
-        title=f"{name}: where the tables live",
-        lead=f"batches of {content['batch_size']:,}, rows of {content['lookahead']} fetched ahead, slots evicted by "
-        f"{content['policy']}",
-        cards=[(f"{label} {note}".rstrip(), value) for label, value, note in _figures(content)],
-        levels=levels(content, None, ()),
-        notes=content["notes"],
-        tables=ShownTable(heads=_HEADS, rows=table_rows(content)),
-        memories=ShownTable(heads=_TOTALS, rows=total_rows(content)),
-        text=_TEXT,
-    )
 
 
 def table_rows(content: Content) -> list[tuple[str, ...]]:

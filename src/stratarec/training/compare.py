@@ -10,7 +10,6 @@ from typing import Any
 
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.io.names import step_of
-from stratarec.models.metrics import HEADLINES, METRICS
 from stratarec.recipe import leaves
 from stratarec.training import checkpoint
 from stratarec.training.run.open_run import require_run
@@ -23,7 +22,7 @@ _NAMES = ("name", "train.run")
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """Recipe, speed, curves and result of one run, for a comparison."""
+    """Recipe, speed and result of one run, for a comparison."""
 
     name: str
     recipe: dict[str, Any]
@@ -40,8 +39,6 @@ class RunSummary:
     """Validation metrics at step `chosen`; None if that step was not evaluated."""
     result: dict[str, Any] | None
     """Content of ``result.json``; None until the run has ended."""
-    losses: tuple[tuple[int, float], ...]
-    evaluations: tuple[dict[str, Any], ...]
 
     @classmethod
     def read(cls, path: Path, name: str) -> RunSummary:
@@ -58,7 +55,7 @@ class RunSummary:
         if not checkpoints:
             raise CheckpointError(f"{path} has no checkpoint yet and cannot be compared")
         state = checkpoint.read_state(checkpoints[-1])
-        training, evaluations = state["training"], tuple(state["training"]["evaluations"])
+        training, evaluations = state["training"], state["training"]["evaluations"]
         best_one = best(evaluations, recipe.train.early_stopping)
         chosen = state["step"] if best_one is None else best_one["step"]
         chosen = chosen if result is None else step_of(result.checkpoint)
@@ -73,8 +70,6 @@ class RunSummary:
             chosen=chosen,
             validation=next((entry for entry in evaluations if entry["step"] == chosen), None),
             result=content,
-            losses=tuple(map(tuple, training["losses"])),
-            evaluations=evaluations,
         )
 
 
@@ -107,19 +102,6 @@ class RunComparison:
         names = dict.fromkeys(name for run in self.runs for name in run.recipe)
         by_field = {name: tuple(run.recipe.get(name) for run in self.runs) for name in names}
         return {name: values for name, values in by_field.items() if len({json.dumps(value) for value in values}) > 1}
-
-    @property
-    def courses(self) -> dict[str, dict[str, Sequence[tuple[float, float]]]]:
-        """Title of a curve -> name of a run -> points of (step, value)."""
-        curves: dict[str, dict[str, Sequence[tuple[float, float]]]] = {
-            "Training loss, smoothed": {run.name: run.losses for run in self.runs}
-        }
-        for metric in HEADLINES[:2]:
-            curves[f"Validation {METRICS[metric].label}"] = {
-                run.name: [(entry["step"], entry[metric]) for entry in run.evaluations if entry[metric] is not None]
-                for run in self.runs
-            }
-        return curves
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
