@@ -90,7 +90,7 @@ def test_strange_names_from_log_to_scores(tmp_path: Path, capfd: pytest.CaptureF
             ["plan", f"{root}/r.yaml", "-o", f"{root}/plan.json"],
         ):  # fmt: skip
             assert main(command) == 0, (kind, command)
-        pages += [root / "run" / "report.html", root / "data-profile.html"]
+        pages += [root / "run" / "report.html"]
         scores = pl.read_parquet(root / "run" / "predictions-test.parquet")
         results[kind] = scores.drop("file", "score").rows()
         # The exported model finds the same values by the same names in the log itself.

@@ -117,12 +117,10 @@ MISTAKES = [
     (["profile", "runs/tiny"], "runs/tiny"),
     (["profile", "data/tiny", "--batch-size", "x"], "--batch-size 'x'"),
     (["profile", "data/tiny", "--batches", "-3"], "4096 -3 1"),
-    (["profile", "data/tiny", "-o", "folder"], "folder directory"),
     (["plan", "r.yaml", "memory.dram=lots"], "memory.dram lots 4GiB"),
     (["plan", "r.yaml", "memory.precision.nope=int8"], "memory.precision.nope"),
     (["plan", "r.yaml", "-o", "."], "directory"),
     (["plan", "r.yaml", "-o", "plan.html"], "plan.html"),
-    (["profile", "data/tiny", "-o", "x.xlsx"], "x.xlsx"),
     (["plan", "r.yaml", "--report", "plan.html"], "--report --towers"),
 ]
 
@@ -236,11 +234,10 @@ def test_too_little_memory_is_one_line(place: Path, tmp_path: Path) -> None:
         pytest.param(["profile", "-q", "data/tiny"], marks=pytest.mark.slow),
     ],
 )
-def test_a_closed_output_pipe_is_no_error(place: Path, tmp_path: Path, arguments: list[str]) -> None:
-    output = ["-o", str(tmp_path / "p.html")] if arguments[0] == "profile" else []
+def test_a_closed_output_pipe_is_no_error(place: Path, arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "stratarec", *arguments, *output]
+    command = [sys.executable, "-m", "stratarec", *arguments]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, cwd=place)
     os.close(writer)
     assert (done.returncode, done.stderr.replace("evaluate test: 601 samples\n", "")) == (141, "")

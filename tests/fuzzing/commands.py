@@ -164,7 +164,7 @@ def _base(root: Path) -> Use:
 
 
 def _profile(path: Path, out: Path) -> None:
-    run("profile", "-q", path, "--batch-size", "64", "-o", out / "profile.html")
+    run("profile", "-q", path, "--batch-size", "64")
 
 
 def _towers_of(root: Path) -> Use:

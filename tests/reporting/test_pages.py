@@ -18,7 +18,7 @@ from stratarec.cli import main
 
 NAME = 'a <b>run & "more"'
 FEATURE = "<u>item"
-PAGES = ("run", "short", "explain", "towers", "profile")
+PAGES = ("run", "short", "explain", "towers")
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +37,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             ["prepare", short],
             ["train", short],
             ["explain", str(root / "short"), "-o", str(root / "explain.html")],
-            ["prepare", short, "data.source.schema.session=visit", f"data.path={root / 'visits'}"],
-            ["profile", str(root / "visits"), "--batch-size", "64", "-o", str(root / "profile.html")],
         ):
             assert main([command[0], "-q", *command[1:]]) == 0
     results = {"run": root / "run" / "report.html", "short": root / "short" / "report.html"}
-    return results | {name: root / f"{name}.html" for name in ("explain", "towers", "profile")}
+    return results | {name: root / f"{name}.html" for name in ("explain", "towers")}
 
 
 def write(path: Path, recipe: dict[str, Any]) -> Path:
@@ -95,7 +93,7 @@ def test_user_text_is_escaped(pages: dict[str, Path], name: str) -> None:
     text = pages[name].read_text()
     assert "<b>run" not in text
     assert "<u>" not in text
-    assert html.escape(FEATURE if name == "profile" else NAME).replace("&quot;", "&#34;") in text
+    assert html.escape(NAME).replace("&quot;", "&#34;") in text
 
 
 def test_a_short_run_names_what_its_page_lacks(pages: dict[str, Path]) -> None:

@@ -35,7 +35,7 @@ def _compare_options(command: argparse.ArgumentParser) -> None:
 )
 def compare(args: argparse.Namespace) -> None:
     """Show runs side by side."""
-    from stratarec.reporting.compare_page import print_comparison
+    from stratarec.reporting.compare_tables import print_comparison
     from stratarec.training.compare import RunComparison
 
     comparison = RunComparison.read(args.runs).to_dict()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stratarec.cli.arguments import SPLITS, add_json, add_recipe, print_json, print_lines, progress_of, subcommand
@@ -91,7 +90,6 @@ def _profile_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--split", choices=SPLITS, default="train", help="split to measure (default: train)")
     command.add_argument("--batch-size", type=int, default=4096, help="samples per batch (default: 4096)")
     command.add_argument("--batches", type=int, default=20, help="number of batches to measure (default: 20)")
-    command.add_argument("-o", "--output", help="HTML report (default: next to the data set)")
 
 
 @subcommand(
@@ -101,23 +99,17 @@ def _profile_options(command: argparse.ArgumentParser) -> None:
     options=_profile_options,
 )
 def profile(args: argparse.Namespace) -> None:
-    """Measure repeated values and hot rows, and report them as tables and HTML."""
+    """Measure repeated values and hot rows, and print them as tables."""
     from stratarec.data.dataset.dataset import Dataset
     from stratarec.data.duplication import profile as measure_duplication
     from stratarec.hot.calibrator import budgets, warn_inherited_ids
-    from stratarec.io.atomic import check_output
-    from stratarec.reporting.profile_page import print_hot, print_profile, write_profile
+    from stratarec.reporting.profile_tables import print_hot, print_profile
     from stratarec.training.torch_setup import torch_settings
 
     dataset = Dataset.open(args.dataset, verify="used")
-    folder = dataset.path.resolve()
-    output = Path(args.output or folder.with_name(f"{folder.name}-profile.html"))
-    check_output(output, ".html")
     # Batches are only counted. With several torch threads, waiting for each other would take longer than the work.
     with dataset.locked(), torch_settings(threads=1):
         duplication = measure_duplication(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
         points = budgets(dataset)
     print_profile(duplication)
     print_hot(points, warn_inherited_ids(dataset))
-    write_profile(output, duplication, points)
-    print_lines(f"report {output}")
