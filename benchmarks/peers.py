@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.registry import import_peer
+from benchmarks.torchrec_tables import to_torchrec
 from stratarec.batch.batch import Batch
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.torchrec import to_torchrec
 
 
 def fused_collection(

@@ -15,12 +15,12 @@ from torch import distributed as dist
 
 from benchmarks.contenders import EPS, RATE, Shape
 from benchmarks.registry import import_peer
+from benchmarks.torchrec_tables import to_torchrec
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import ShardedCollection
 from stratarec.distributed.sharding import Place, Sharding, TableLoad, plan_sharding
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
-from stratarec.embedding.torchrec import to_torchrec
 
 # Smaller tables cost less as copies: their gradients are fewer bytes than the rows of a batch.
 _COPIED_ROWS = 1_000

@@ -113,7 +113,7 @@ def test_groups_with_few_repetitions_are_looked_up_by_sample(pooling: str, monke
     model = build_model(DLRMConfig(embedding_dim=4, history=HistoryConfig(pooling=pooling)), schema(), ROWS, seed=3)  # type: ignore[arg-type]
     grouped, keys = number_distinct(batch()), model.network.sequence_keys
     pooled = [group for group in grouped.groups if not set(group.keys) <= set(keys)]
-    ids = [group.materialize().unique.values.numel() * (group.factor - 1) for group in pooled]
+    ids = [group.bags().values.numel() * (group.factor - 1) for group in pooled]
     for least, by_sample in ((sum(ids), False), (sum(ids) + 1, True)):
         monkeypatch.setattr(request_module, "_LEAST_SAVED", least)
         request = Request.of(grouped, keys)

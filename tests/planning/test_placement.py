@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from planning.popular import zipf
 from scipy import stats
 
 from errors import missing, refuses
@@ -22,7 +23,6 @@ from stratarec.planning.config import BlockConfig, CacheConfig, MappedConfig, Me
 from stratarec.planning.machine import BlockTier, DramTier, HbmTier, MappedTier, Tiers
 from stratarec.planning.placement import place
 from stratarec.planning.plan import Plan, tier_config
-from stratarec.planning.popularity import Popularity
 from stratarec.planning.step_model import PENALTY
 
 MIB = 1 << 20
@@ -44,7 +44,7 @@ def table(name: str, rows: int, *, width: int = 16, lookups: float = BATCH, expo
         rows=rows,
         shape=RowShape(width=width, row_state=True, full_state=0),
         lookups=lookups,
-        popularity=Popularity.zipf(rows, exponent),
+        popularity=zipf(rows, exponent),
     )
 
 

@@ -382,10 +382,6 @@ class InverseJagged:
         bags = self.unique.take(self.inverse)
         return bags.to_keyed() if isinstance(bags, JaggedWindows) else bags
 
-    def materialize(self) -> InverseJagged:
-        """Return the same group; windows are converted to bags with copied values."""
-        return InverseJagged(unique=self.bags(), inverse=self.inverse)
-
     def bags(self) -> KeyedJagged:
         """Return the distinct values as bags; values of windows are copied."""
         return self.unique.to_keyed() if isinstance(self.unique, JaggedWindows) else self.unique
@@ -405,7 +401,7 @@ class InverseJagged:
         windows = [part.unique for part in parts if isinstance(part.unique, JaggedWindows)]
         keyed = [part.unique for part in parts if isinstance(part.unique, KeyedJagged)]
         if windows and keyed:
-            raise ConfigError("concatenate needs parts of one kind, got windows and bags; call materialize() first")
+            raise ConfigError("concatenate needs parts of one kind, got windows and bags; convert windows with bags()")
         sizes = [part.unique.batch_size for part in parts]
         shift = offsets_of(torch.tensor(sizes, dtype=torch.int64)).tolist()
         return cls(

@@ -1,4 +1,4 @@
-"""Conversion of table configurations and keyed jagged tensors to and from TorchRec, which is imported when needed."""
+"""Conversion of table configurations and keyed jagged tensors from TorchRec, which is imported when needed."""
 
 from __future__ import annotations
 
@@ -49,28 +49,3 @@ def from_torchrec(value: Any) -> Any:
         f"cannot convert {type(value).__name__} from torchrec; expected EmbeddingBagConfig, EmbeddingConfig or "
         "KeyedJaggedTensor"
     )
-
-
-def to_torchrec(value: EmbeddingBagConfig | KeyedJagged) -> Any:
-    """Convert a table or the ids of a batch to TorchRec; raises a `ConfigError` if TorchRec has no equivalent."""
-    torchrec = _torchrec()
-    if isinstance(value, KeyedJagged):
-        return torchrec.KeyedJaggedTensor(
-            keys=list(value.keys),
-            values=value.values,
-            offsets=value.bag_offsets().to(value.values.dtype),
-            weights=value.weights,
-        )
-    if value.feature_names and value.sequence_features:
-        raise ConfigError(
-            f"table {value.name!r} has pooled and sequence features; TorchRec needs a separate table for each kind"
-        )
-    common: dict[str, Any] = {
-        "name": value.name,
-        "num_embeddings": value.num_embeddings,
-        "embedding_dim": value.embedding_dim,
-    }
-    if value.sequence_features:
-        return torchrec.EmbeddingConfig(feature_names=list(value.sequence_features), **common)
-    pooling = torchrec.PoolingType.MEAN if value.pooling == "mean" else torchrec.PoolingType.SUM
-    return torchrec.EmbeddingBagConfig(feature_names=list(value.feature_names), pooling=pooling, **common)

@@ -84,26 +84,10 @@ class Popularity:
         """Return the popularity of these rows if only the share `factor` of all lookups uses them."""
         return replace(self, share=self.share * factor)
 
-    @classmethod
-    def zipf(cls, rows: int, exponent: float) -> Popularity:
-        """Return the popularity of rows if row r has a share of lookups proportional to ``(r + 1) ** -exponent``."""
-        heads = np.arange(1.0, min(rows, _EXACT_COUNTS) + 1)
-        edges = np.geomspace(len(heads) + 0.5, rows + 0.5, 2000) if rows > len(heads) else np.zeros(1)
-        size = np.diff(edges)
-        middle = (edges[1:] + edges[:-1]) / 2
-        weight = np.concatenate([heads**-exponent, middle**-exponent])
-        count = np.concatenate([np.ones_like(heads), size])
-        return cls(rows=count, share=weight / (weight * count).sum(), by_id=True)
-
     def from_row(self, first: int) -> Floats:
         """Return the share of each bin's rows that are row `first` or later rows, if bins are in the order of ids."""
         share: Floats = np.clip((np.cumsum(self.rows) - first) / self.rows, 0, 1)
         return share
-
-    @property
-    def total_rows(self) -> float:
-        """Number of rows, including those that are never looked up."""
-        return float(self.rows.sum())
 
     @property
     def used_rows(self) -> float:
