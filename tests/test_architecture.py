@@ -52,7 +52,7 @@ BUDGETS = {
     "models": 2_288,
     "hot": 480,
     "data": 7_182,
-    "embedding": 4_482,
+    "embedding": 4_468,
     "batch": 309,
     "kernels": 7_067,
     "io": 779,

@@ -261,12 +261,12 @@ def test_errors_for_bad_batches_name_the_feature() -> None:
 
 
 def test_schedules_follow_the_length_of_a_run() -> None:
-    cosine = ScheduleConfig(kind="cosine", warmup_share=0.25, final_factor=0.1)
+    cosine = ScheduleConfig(kind="cosine", warmup_steps=10, final_factor=0.1)
     assert cosine.of_run(40) == ScheduleConfig(kind="cosine", warmup_steps=10, total_steps=40, final_factor=0.1)
     fixed = ScheduleConfig(kind="cosine", warmup_steps=4, total_steps=14)
     assert fixed.of_run(99) == fixed
     assert ScheduleConfig().of_run(99) == ScheduleConfig()
-    assert [ScheduleConfig(warmup_share=0.1).of_run(50).factor(step) for step in (0, 4, 49)] == [0.2, 1.0, 1.0]
+    assert [ScheduleConfig(warmup_steps=5).of_run(50).factor(step) for step in (0, 4, 49)] == [0.2, 1.0, 1.0]
     with refuses(ConfigError, "total_steps 40 warmup_steps 50"):
         ScheduleConfig(kind="cosine", warmup_steps=50).of_run(40)
     with refuses(ConfigError, "schedule.total_steps 0"):

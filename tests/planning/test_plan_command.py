@@ -64,7 +64,7 @@ def test_too_small_a_budget_is_one_line_and_exit_code_2(home: Path, capfd: pytes
 
 
 FOLLOWS_RUN = [
-    "train.dense.schedule={kind: polynomial, warmup_share: 0.1}",
+    "train.dense.schedule={kind: polynomial, warmup_steps: 3}",
     "train.embedding.schedule={kind: cosine}",
     "train.class_weight=balanced",
 ]

@@ -73,8 +73,6 @@ class ScheduleConfig:
     """Kind of the decay after warm-up, a key of `SCHEDULES`."""
     warmup_steps: int = 0
     """Number of warm-up steps, over which the factor rises linearly from ``1 / warmup_steps`` to 1."""
-    warmup_share: float = 0.0
-    """Warm-up steps as a share of `total_steps`, or of the run's steps, instead of `warmup_steps`."""
     total_steps: int = 0
     """Step at which the decay ends; 0 means the end of the run."""
     final_factor: float = 0.0
@@ -84,15 +82,8 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         check_choice(self.kind, "schedule.kind", SCHEDULES)
-        check_ranges(
-            self, "schedule.", warmup_steps="[0, inf)", warmup_share="[0, 1)", total_steps="[0, inf)",
-            final_factor="[0, 1]", power="(0, inf)",
-        )  # fmt: skip
-        if self.warmup_share and self.warmup_steps:
-            raise ConfigError(
-                f"schedule.warmup_share is {self.warmup_share} and schedule.warmup_steps is {self.warmup_steps}: set "
-                "only one of them"
-            )
+        check_ranges(self, "schedule.", warmup_steps="[0, inf)", total_steps="[0, inf)")
+        check_ranges(self, "schedule.", final_factor="[0, 1]", power="(0, inf)")
         if self.kind != "constant" and 0 < self.total_steps <= self.warmup_steps:
             raise ConfigError(
                 f"schedule.total_steps is {self.total_steps}, expected more than warmup_steps "
@@ -102,22 +93,17 @@ class ScheduleConfig:
     @property
     def follows_run(self) -> bool:
         """Whether the schedule depends on the length of the run."""
-        return not self.total_steps and (self.kind != "constant" or self.warmup_share > 0)
+        return not self.total_steps and self.kind != "constant"
 
     def of_run(self, steps: int) -> ScheduleConfig:
-        """Return this schedule for a run of `steps` steps, with all lengths in steps."""
-        if not self.follows_run and not self.warmup_share:
-            return self
-        total = self.total_steps or steps
-        warmup = int(self.warmup_share * total) if self.warmup_share else self.warmup_steps
-        return replace(self, total_steps=total, warmup_steps=warmup, warmup_share=0.0)
+        """Return this schedule for a run of `steps` steps."""
+        return replace(self, total_steps=steps) if self.follows_run else self
 
     def require_steps(self) -> None:
         """Raise a `ConfigError` if the length of the schedule is not given in steps."""
-        if self.follows_run or self.warmup_share:
+        if self.follows_run:
             raise ConfigError(
-                f"schedule.total_steps is {self.total_steps} and warmup_share is {self.warmup_share}, but the length "
-                "of the run is not known here; set total_steps and warmup_steps, or call `of_run`"
+                "schedule.total_steps is 0, but the length of the run is not known here; set it, or call `of_run`"
             )
 
     def factor(self, step: int) -> float:

@@ -122,7 +122,7 @@ def _with_schedules(recipe: Recipe, steps: int) -> Recipe:
 
     def for_period(schedule: ScheduleConfig) -> ScheduleConfig:
         total = 0 if schedule.kind == "constant" else steps
-        return replace(schedule, warmup_steps=0, warmup_share=0.0, total_steps=total)
+        return replace(schedule, warmup_steps=0, total_steps=total)
 
     train = recipe.train
     dense = replace(train.dense, schedule=for_period(train.dense.schedule))
