@@ -3,7 +3,8 @@
 A log of N rows has 0.8 N for training, 0.1 N for validation, and at least 100,000 for the test, because noise of a
 smaller test exceeds the differences. Each seed draws another log. StrataRec is the shipped `recipes/criteo.yaml` with
 the defaults of `training.resolve` for the number of samples. Trees get the same samples, with an id for every value
-that occurs twice instead of ten times, which improves them. Both sides use the same number of threads.
+that occurs twice instead of ten times, which improves them. Both sides use the same number of threads. On logs of up to
+300,000 rows, `ensemble` is the model that `stratarec init` drafts instead of the recipe's, on the recipe's ids.
 
 The labels come from a factorisation machine with first-order effects (`data.sources.synthetic`). Half of the signal is
 additive, which trees on target encodings learn from few samples. The other half are products of latent factors of all
@@ -44,8 +45,10 @@ LEAST_TEST = 100_000
 RARE = (10, 2)
 """Minimum occurrences of a value with an id: in the recipe, and for trees."""
 FIGURES = ("auc", "log_loss", "calibration")
-MODELS = ("stratarec", "lightgbm")
-TARGETS = {"auc_delta_lightgbm_100000": 0.0, "auc_delta_lightgbm_1000000": 0.001}
+ENSEMBLE_ROWS = 300_000
+TARGETS = {
+    "auc_delta_lightgbm_100000": 0.0, "auc_ensemble_delta_lightgbm_100000": 0.0, "auc_delta_lightgbm_1000000": 0.001,
+}  # fmt: skip
 Row = dict[str, Any]
 
 
@@ -62,11 +65,13 @@ def log(folder: Path, samples: int, seed: int, rare: int, least_test: int = LEAS
     )
 
 
-def ours(data: PrepareConfig, seed: int, threads: int) -> Row:
-    """Train the shipped recipe on a log and return its metrics."""
+def ours(data: PrepareConfig, seed: int, threads: int, model: str = "stratarec") -> Row:
+    """Train the shipped recipe, or an ensemble with defaults only, on a log and return its metrics."""
     dataset = prepare(data)
     content = read_content(RECIPE)
     content["data"] = replace(Recipe.load(RECIPE), data=data).to_dict()["data"]
+    if model == "ensemble":
+        content |= {"model": {"kind": "ensemble"}, "train": {}}
     with tempfile.TemporaryDirectory() as folder:
         content["train"] |= {"seed": seed, "threads": threads, "run": f"{folder}/run"}
         defaults = choose_defaults(Recipe.from_dict(content), leaves(content), dataset)
@@ -75,7 +80,7 @@ def ours(data: PrepareConfig, seed: int, threads: int) -> Row:
         result = Trainer(Recipe.from_dict(content), dataset).train()
         seconds = time.perf_counter() - began
     metrics = {name: result["test"][name] for name in FIGURES}
-    return {"model": "stratarec", **metrics, "seconds": seconds, "settings": description}
+    return {"model": model, **metrics, "seconds": seconds, "settings": description}
 
 
 def lightgbm(data: PrepareConfig, seed: int, threads: int, *, quick: bool) -> Row:
@@ -98,14 +103,15 @@ def gate(forms: Sequence[PrepareConfig]) -> None:
 
 
 def measure_log(samples: int, seed: int, threads: int, *, quick: bool) -> list[Row]:
-    """Generate a log and return the results of both sides."""
+    """Generate a log and return the results of all models."""
     with tempfile.TemporaryDirectory() as folder:
         forms = [log(Path(folder), samples, seed, rare, 1000 if quick else LEAST_TEST) for rare in RARE]
         gate(forms)
-        pair = [ours(forms[0], seed, threads), lightgbm(forms[1], seed, threads, quick=quick)]
-    results = ", ".join(f"{row['model']} {row['auc']:.5f} in {row['seconds']:.0f} s" for row in pair)
-    print(f"{samples:,} rows, seed {seed}: AUC {results}", file=sys.stderr, flush=True)
-    return [{"samples": samples, "seed": seed, **row} for row in pair]
+        results = [ours(forms[0], seed, threads), lightgbm(forms[1], seed, threads, quick=quick)]
+        results += [ours(forms[0], seed, threads, "ensemble")] if samples <= ENSEMBLE_ROWS else []
+    text = ", ".join(f"{row['model']} {row['auc']:.5f} in {row['seconds']:.0f} s" for row in results)
+    print(f"{samples:,} rows, seed {seed}: AUC {text}", file=sys.stderr, flush=True)
+    return [{"samples": samples, "seed": seed, **row} for row in results]
 
 
 @torch_settings()
@@ -116,6 +122,7 @@ def run(quick: bool, samples: Sequence[int] = SIZES, seeds: int = SEEDS, threads
         raise ConfigError(f"--samples must be at least 1000; got {few[0]}")
     sizes, draws = ((4000,), 1) if quick else (tuple(samples), seeds)
     about = {"recipe": read_content(RECIPE), "grid": trees.GRID, "fixed": trees.FIXED, "threads": threads}
+    about["ensemble_rows"] = ENSEMBLE_ROWS
     rows: list[Row] = []
     for size in sizes:
         about["chosen"] = defaults_by_size(size * 8 // 10, validated=True)
@@ -139,10 +146,16 @@ def _metrics_of_size(size: int, rows: Sequence[Row]) -> dict[str, float]:
     """Return mean metrics of both models over the logs of a size, and the differences between the models."""
     metrics: dict[str, float] = {}
     for name in ("auc", "log_loss", "seconds"):
-        here, peer = (
-            mean(row[name] for row in rows if (row["samples"], row["model"]) == (size, model)) for model in MODELS
-        )
-        metrics |= {f"{name}_{size}": here, f"{name}_lightgbm_{size}": peer}
-        if name != "seconds":
-            metrics[f"{name}_delta_lightgbm_{size}"] = here - peer
+        models = dict.fromkeys(row["model"] for row in rows if row["samples"] == size)
+        means = {
+            model: mean(row[name] for row in rows if (row["samples"], row["model"]) == (size, model))
+            for model in models
+        }
+        peer = means.pop("lightgbm")
+        metrics[f"{name}_lightgbm_{size}"] = peer
+        for model, value in means.items():
+            key = name if model == "stratarec" else f"{name}_{model}"
+            metrics[f"{key}_{size}"] = value
+            if name != "seconds":
+                metrics[f"{key}_delta_lightgbm_{size}"] = value - peer
     return metrics

@@ -178,6 +178,20 @@ def test_a_continued_run_keeps_its_trees(home: Path, tmp_path: Path, capsys: pyt
     assert "model.trees" in capsys.readouterr().err
 
 
+def test_the_click_rate_of_a_forgotten_value_is_removed(home: Path, tmp_path: Path) -> None:
+    trainer = train(make_recipe(home, run=str(tmp_path / "run")))
+    pl.DataFrame({"item": ["i3"]}).write_csv(tmp_path / "values.csv")
+    assert main(["forget", str(trainer.run), str(tmp_path / "values.csv")]) == 0
+    with open_run(trainer.run) as trained:
+        rates = trained.model.network.state_dict()["score.trees.rates"].clone()
+    assert trainer.model.network.trees is not None
+    before = trainer.model.network.trees.rates
+    ((place, code),) = (rates != before).nonzero().tolist()
+    assert (place, rates[place, code]) == (0, 0)
+    clicks = pl.read_parquet(home / "log.parquet").filter(pl.col("item") == "i3")["label"].mean()
+    assert before[place, code] == pytest.approx(clicks, abs=0.1)
+
+
 @pytest.mark.parametrize("place", [(0, 5.0), (0, -7.0), (2, 0.0), (2, 99.0), (2, -90.0), (0, 1e30)])
 def test_invalid_trees_terminate_and_are_refused(home: Path, tmp_path: Path, place: tuple[int, float]) -> None:
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=1))

@@ -197,11 +197,8 @@ def regression(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
             break
         least, best = loss, (model.coef_[0].copy(), float(model.intercept_[0]))
 
-    def predict(samples: Arrays) -> Doubles:
-        weights, bias = best
-        return np.asarray(_one_hot(samples, columns) @ weights + bias)
-
-    return predict
+    weights, bias = best
+    return lambda samples: np.asarray(_one_hot(samples, columns) @ weights + bias)
 
 
 def trees(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
@@ -226,10 +223,7 @@ def trees(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
     stopping = lightgbm.early_stopping(_PATIENCE, verbose=False)
     model = lightgbm.train(chosen, data, _TREES, valid_sets=[seen], callbacks=[stopping])
 
-    def predict(samples: Arrays) -> Doubles:
-        return np.asarray(model.predict(table(samples), num_iteration=model.best_iteration, raw_score=True))
-
-    return predict
+    return lambda samples: np.asarray(model.predict(table(samples), num_iteration=model.best_iteration, raw_score=True))
 
 
 METHODS: Mapping[str, Callable[[Arrays, Arrays, Settings], Predict]] = {

@@ -1,4 +1,5 @@
-"""`stratarec forget`: remove values from vocabularies, counts, user events and clicks, and set their rows to zero.
+"""`stratarec forget`: remove values from vocabularies, counts, user events and clicks, and set their rows and click
+rates to zero.
 
 No value has the id of such a row any more. All other rows keep their numbers and bits. Data and checkpoints of earlier
 periods are deleted at once. The data set of the run, logs and exports are not deleted; the user must do that.
@@ -21,6 +22,7 @@ from stratarec.data.schema import Schema
 from stratarec.data.vocabulary import Vocabulary, buckets_of
 from stratarec.errors import DataError
 from stratarec.io.atomic import open_regular
+from stratarec.models.zoo.trees import RATED
 from stratarec.planning.plan import Plan
 from stratarec.training import checkpoint
 from stratarec.training.continual.rebase import Ids, commit_change, put_rows, save_checkpoint
@@ -70,6 +72,10 @@ def forget(run: Path, file: str) -> Forgotten:
         dataset = write_without_samples(trained.dataset, work / periods.DATA, remaining)
         for name, ids in rows.items():
             put_rows(trained.model, name, ids, lambda rows: None)
+        if (trees := trained.model.network.trees) is not None:
+            for place, feature in enumerate(trained.dataset.schema.sparse):
+                codes = rows.get(feature.vocabulary, np.zeros(0, dtype=np.int64)) + 1
+                trees.rates[place, codes[codes < RATED]] = 0
         loaded = checkpoint.load(trained.checkpoint)
         state = {name: loaded.state[name] for name in ("step", "training")}
         save_checkpoint(trained, trained.model, dataset, state, work)
@@ -192,9 +198,7 @@ def _clicks_without(clicks: ClickMemory, name: str, values: pl.Series, schema: S
     return replace(clicks, recent=parts["recent"], waiting=parts["waiting"], first=first)
 
 
-def _events_without(
-    events: pl.DataFrame, items: Sequence[str], values: pl.Series, schema: Schema
-) -> pl.DataFrame:  # fmt: skip
+def _events_without(events: pl.DataFrame, items: Sequence[str], values: pl.Series, schema: Schema) -> pl.DataFrame:
     for name in items:
         theirs = events[name].is_in(_cast(values, events[name].dtype).implode())
         events = events.with_columns(pl.when(theirs).then(None).otherwise(pl.Series(events[name])).alias(name))
