@@ -45,7 +45,7 @@ BUDGETS = {
     "cli": 3_916,
     "training": 6_750,
     "recipe": 384,
-    "planning": 2_332,
+    "planning": 2_334,
     "distributed": 1_899,
     "serving": 1_216,
     "reporting": 1_753,

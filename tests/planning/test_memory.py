@@ -14,6 +14,7 @@ from recipes import tiny
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import DatasetError
 from stratarec.io.sealed import write_sealed
+from stratarec.planning import machine
 from stratarec.planning.config import BlockConfig, MemoryConfig
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
@@ -69,3 +70,13 @@ def test_impossible_numbers_in_a_plan_are_named(
         write_sealed(tmp_path / "plan.json", changed)
     with refuses(DatasetError, "NaN" if value != value else field):
         Plan.load(tmp_path / "plan.json").summary  # noqa: B018
+
+
+def test_rates_are_positive_if_other_processes_take_the_whole_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rates of 0 would make predictions of the planner divide by 0."""
+    for name, value in {"_SECONDS": -1.0, "_FILE_BYTES": 1 << 22, "_WRITE_BYTES": 1 << 20}.items():
+        monkeypatch.setattr(machine, name, value)
+    assert all(value > 0 for name, value in machine._measure_block(tmp_path).items() if name != "direct")
+    assert machine._rate(lambda: None, 1, -1.0) > 0
