@@ -47,7 +47,7 @@ BUDGETS = {
     "recipe": 384,
     "planning": 2_334,
     "distributed": 1_899,
-    "serving": 1_216,
+    "serving": 1_213,
     "reporting": 1_753,
     "models": 2_288,
     "hot": 480,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import polars as pl
@@ -40,14 +40,14 @@ def hash_integers(values: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.
     return mix_array(values.view(np.uint64) + np.uint64(_SEED))
 
 
-def hash_encoded(value: bytes) -> int:
-    """Return `stable_hash` of one string in UTF-8."""
-    return xxhash.xxh3_64_intdigest(value)
-
-
 def hash_texts(values: Sequence[str]) -> NDArray[np.uint64]:
-    """Return `stable_hash` of strings that UTF-8 can encode, without calling a Python function for each."""
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, map(str.encode, values)), dtype=np.uint64, count=len(values))
+    """Return `stable_hash` of strings that UTF-8 can encode."""
+    return hash_encoded(map(str.encode, values), len(values))
+
+
+def hash_encoded(values: Iterable[bytes], count: int) -> NDArray[np.uint64]:
+    """Return `stable_hash` of `count` strings in UTF-8, without calling a Python function for each."""
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, values), dtype=np.uint64, count=count)
 
 
 def unit_interval(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:

@@ -113,11 +113,7 @@ class FeatureEncoder:
             The values of all other features.
         """
         first_text = len(integers)
-        hashes = np.empty(first_text + len(texts), dtype=np.uint64)
-        if first_text:
-            hashes[:first_text] = hash_integers(integers)
-        if texts:
-            hashes[first_text:] = np.fromiter(map(hash_encoded, texts), dtype=np.uint64, count=len(texts))
+        hashes = np.concatenate([hash_integers(integers), hash_encoded(texts, len(texts))])
         ends = np.where(is_text, first_text + (counts * is_text).cumsum(), (counts * ~is_text).cumsum())
         return self._index.find(
             Query(hashes=hashes, sources=ends - counts, counts=counts, vocabularies=numbers, texts=_text_values(texts))
@@ -170,7 +166,8 @@ class FeatureEncoder:
 
 
 def _text_values(encoded: Sequence[bytes]) -> TextValues:
-    offsets = np.fromiter(chain([0], accumulate(map(len, encoded))), dtype=np.int64, count=len(encoded) + 1)
+    offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
+    np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded)).cumsum(out=offsets[1:])
     # NumPy refuses empty buffers.
     return TextValues(np.frombuffer(b"".join(encoded) or b"\0", dtype=np.uint8), offsets)
 
