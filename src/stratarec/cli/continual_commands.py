@@ -157,11 +157,11 @@ def forget(args: argparse.Namespace) -> None:
     path = named_directory(args.run)
     result = run(path, args.file)
     data = read_recipe(path).data.path
-    for name, known in result.known.items():
+    for name, count in result.known.items():
         unknown = result.unknown[name]
         more = f" and {len(unknown) - _SHOWN_VALUES:,} more" if len(unknown) > _SHOWN_VALUES else ""
         shown = f"; unknown: {', '.join(map(str, unknown.head(_SHOWN_VALUES)))}{more}" if len(unknown) else ""
-        print_lines(f"{name}: forgot {known:,} of {known + len(unknown):,} values{shown}")
+        print_lines(f"{name}: forgot {count:,} of {count + len(unknown):,} values{shown}")
     print_lines(
         *(
             f"warning: another process reads {path}, which still contains the values; the next command removes it"

@@ -158,10 +158,10 @@ class Dropout(nn.Module):
         super().__init__()
         rates = [rate] if isinstance(rate, int | float) else list(rate)
         self.shared = not isinstance(rate, int | float)
-        dropped = [min(round(each * _STEPS), _STEPS - 1) for each in rates]
+        dropped = [min(round(share * _STEPS), _STEPS - 1) for share in rates]
         self.dropped = list(dict.fromkeys(dropped))
         # Position in `dropped` of each entry's rate. It is on the host, also if the model is built on the meta device.
-        self._places = torch.tensor([self.dropped.index(each) for each in dropped], device="cpu")
+        self._places = torch.tensor([self.dropped.index(share) for share in dropped], device="cpu")
         self.generator = torch.Generator()
 
     def forward(self, inputs: Tensor) -> Tensor:

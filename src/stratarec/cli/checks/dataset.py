@@ -44,7 +44,7 @@ def unknown_files(path: Path, read: set[Path]) -> Iterator[str]:
 def _files(path: Path) -> list[Path]:
     """Return all files and links below a directory."""
     paths = (Path(folder, name) for folder, folders, names in os.walk(path) for name in (*folders, *names))
-    return sorted(each for each in paths if each.is_symlink() or not each.is_dir())
+    return sorted(place for place in paths if place.is_symlink() or not place.is_dir())
 
 
 def check_dataset(path: Path, read: set[Path]) -> Iterator[str]:

@@ -231,14 +231,14 @@ class Study:
 
     def best(self) -> Best | None:
         """Return the best completed trial, or None. If several are equally good, the first one is returned."""
-        whole = [
+        ended = [
             (trial_record.value, -number)
             for number, trial_record in enumerate(self._trials)
             if trial_record.value is not None
         ]
-        if not whole:
+        if not ended:
             return None
-        value, place = max(whole, key=lambda trial_record: (goodness(self._metric, trial_record[0]), trial_record[1]))
+        value, place = max(ended, key=lambda trial_record: (goodness(self._metric, trial_record[0]), trial_record[1]))
         trial, recipe = self._trial(-place), self._folder / "best.yaml"
         return Best(values=trial.values, metric=self._metric, value=value, run=trial.run, recipe=recipe)
 

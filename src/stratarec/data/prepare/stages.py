@@ -224,7 +224,7 @@ class PartitionStatistics(PerPartitionStage):
             return None
         keys = (schema.shard_key, schema.session, schema.time if schema.shard_key else "", schema.label_column)
         of = (feature.of for feature in schema.histories)
-        return list(dict.fromkeys(filter(None, (*keys, *of, *(each.name for each in schema.dense), ROW, SPLIT))))
+        return list(dict.fromkeys(filter(None, (*keys, *of, *(column.name for column in schema.dense), ROW, SPLIT))))
 
     def process(self, number: int) -> dict[str, Any]:
         part = self.partitions.read(number, self._columns())

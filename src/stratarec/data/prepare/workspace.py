@@ -298,7 +298,7 @@ class Spill:
 
 def _file_indexes(chunks: Sequence[Chunk]) -> NDArray[np.int32]:
     """Return the index of the input file of each row."""
-    return np.concatenate([np.broadcast_to(np.asarray(each.file, np.int32), each.frame.height) for each in chunks])
+    return np.concatenate([np.broadcast_to(np.asarray(chunk.file, np.int32), chunk.frame.height) for chunk in chunks])
 
 
 def _row_numbers(chunks: Sequence[Chunk], before: int) -> NDArray[np.int64]:

@@ -184,14 +184,14 @@ class EnsembleScore(Score):
         first, fields = rows[..., -1].sum(1), rows[..., :-1].permute(2, 0, 1, 3)
         size, features = len(rows), dense.shape[1] + rows.shape[1]
         dropped = self.field_dropped if self.training else ()
-        kept = {member: self.field_dropout(rows.new_ones(size, features)) for member in dropped}
-        for member, factors in kept.items():
+        masks = {member: self.field_dropout(rows.new_ones(size, features)) for member in dropped}
+        for member, factors in masks.items():
             first[:, member] = (rows[:, :, member, -1] * factors[:, dense.shape[1] :]).sum(1)
         if self.numbers is not None:
             of_numbers, linear = self.numbers(dense)
             fields, first = torch.cat([of_numbers.to(fields.dtype), fields], dim=2), first + linear
         hidden = fields.contiguous().flatten(2)
-        for member, factors in kept.items():
+        for member, factors in masks.items():
             hidden[member].view(size, features, self.width).mul_(factors.unsqueeze(2))
         for place, layer in enumerate(self.layers[:-1]):
             hidden = layer(hidden)

@@ -184,14 +184,14 @@ def regression(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
     while sum(min(rows, most) for rows in settings.rows.values()) > _MOST_COLUMNS:
         most //= 2
     columns = {key: min(rows, most) for key, rows in settings.rows.items()}
-    known, seen = _one_hot(train, columns), _one_hot(valid, columns)
+    design, seen = _one_hot(train, columns), _one_hot(valid, columns)
     model = LogisticRegression(max_iter=_ITERATIONS, warm_start=True, random_state=settings.seed)
-    least, best = np.inf, (np.zeros(known.shape[1]), 0.0)
+    least, best = np.inf, (np.zeros(design.shape[1]), 0.0)
     for number in range(_PENALTIES):
         model.set_params(C=_STRONGEST * _WEAKER**number)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            model.fit(known, train.label, sample_weight=train.weight)
+            model.fit(design, train.label, sample_weight=train.weight)
         loss = Samples(valid.label, model.decision_function(seen).astype(np.float32), weight=valid.weight).log_loss
         if loss >= least:
             break
@@ -252,13 +252,13 @@ class _Shares:
             place = np.searchsorted(self._ids, bag.ids)
             place[place == len(self._ids)] = 0
             seen = self._ids[place] == bag.ids if len(self._ids) else np.zeros(len(bag.ids), dtype=bool)
-            known, positive = (np.where(seen, column[place], 0.0) for column in (self._known, self._positive))
+            total, positive = (np.where(seen, column[place], 0.0) for column in (self._known, self._positive))
         else:
             fold, label = (np.repeat(column, bag.lengths) for column in training)
-            known, positive = (sums_of_other_parts(self._place, fold, each) for each in (np.ones_like(label), label))
-        share = (positive + _PRIOR * self._rate) / (known + _PRIOR)
+            total, positive = (sums_of_other_parts(self._place, fold, each) for each in (np.ones_like(label), label))
+        share = (positive + _PRIOR * self._rate) / (total + _PRIOR)
         if not self._is_list:
-            return [bag.filled(share, self._rate), bag.filled(np.log1p(known), 0)]
+            return [bag.filled(share, self._rate), bag.filled(np.log1p(total), 0)]
         row, size = np.repeat(np.arange(len(bag.lengths)), bag.lengths), len(bag.lengths)
         mean = np.bincount(row, share, minlength=size) / np.maximum(bag.lengths, 1)
         return [np.where(bag.lengths > 0, mean, self._rate), bag.lengths.astype(np.float64)]
@@ -272,10 +272,10 @@ def _one_hot(samples: Arrays, columns: Mapping[str, int]) -> Any:
 
     parts = [sparse.csr_matrix(samples.dense.astype(np.float64))] if samples.dense.shape[1] else []
     for key, (ids, lengths) in samples.bags.items():
-        kept = ids < columns[key]
-        ends = np.concatenate([[0], np.cumsum(kept)])[np.concatenate([[0], np.cumsum(lengths)])]
+        is_known = ids < columns[key]
+        ends = np.concatenate([[0], np.cumsum(is_known)])[np.concatenate([[0], np.cumsum(lengths)])]
         share = np.repeat(1.0 / np.maximum(lengths, 1), lengths)
-        parts.append(sparse.csr_matrix((share[kept], ids[kept], ends), shape=(len(lengths), columns[key])))
+        parts.append(sparse.csr_matrix((share[is_known], ids[is_known], ends), shape=(len(lengths), columns[key])))
     return sparse.hstack(parts, format="csr")
 
 

@@ -55,7 +55,7 @@ def forget(run: Path, file: str) -> Forgotten:
     CheckpointError, StorageError
         As in `continue_run`.
     """
-    known: dict[str, int] = {}
+    counts: dict[str, int] = {}
     unknown: dict[str, pl.Series] = {}
 
     def change(trained: TrainedModel, before: Before, work: Path) -> Plan | None:
@@ -63,8 +63,8 @@ def forget(run: Path, file: str) -> Forgotten:
         named = _read_values(file, trained.dataset.schema, carried)
         remaining, rows, strange = _without(carried, named, trained.dataset.schema)
         unknown.update(strange)
-        known.update({name: len(values) - len(strange[name]) for name, values in named.items()})
-        if not any(known.values()):
+        counts.update({name: len(values) - len(strange[name]) for name, values in named.items()})
+        if not any(counts.values()):
             raise DataError(
                 f"{file}: the run has none of these values, so there is nothing to forget. After an interrupted "
                 "`forget` of the same file, this means that it had already finished"
@@ -83,7 +83,7 @@ def forget(run: Path, file: str) -> Forgotten:
         return trained.plan
 
     period, remaining = commit_change(run, "forget", change)
-    return Forgotten(period=period, known=known, unknown=unknown, remaining=remaining)
+    return Forgotten(period=period, known=counts, unknown=unknown, remaining=remaining)
 
 
 def _read_values(file: str, schema: Schema, carried: CarriedTables) -> dict[str, pl.Series]:
@@ -114,7 +114,7 @@ def _read_values(file: str, schema: Schema, carried: CarriedTables) -> dict[str,
                 f"{file}: column {name!r} is not a vocabulary with one row per value; expected "
                 f"{', '.join(dict.fromkeys([*carried.counts, *([schema.user] if schema.user else [])]))}"
             )
-        stored = next((known.dtype for known in _stored_values(name, vocabulary, carried, schema)), pl.String())
+        stored = next((earlier.dtype for earlier in _stored_values(name, vocabulary, carried, schema)), pl.String())
         raw = frame[name]
         if stored == pl.UInt64 and raw.dtype == pl.String:
             converted = raw.cast(stored, strict=False).fill_null(integers_from_text(raw).cast(stored, strict=False))
@@ -164,8 +164,8 @@ def _without(
     for column, values in named.items():
         name = of_feature.get(column, column)
         unknown[column] = values
-        for known in _stored_values(column, name, carried, schema):
-            unknown[column] = unknown[column].filter(~unknown[column].is_in(_cast(known, values.dtype).implode()))
+        for earlier in _stored_values(column, name, carried, schema):
+            unknown[column] = unknown[column].filter(~unknown[column].is_in(_cast(earlier, values.dtype).implode()))
         if name in counts:
             vocabularies[name], counts[name], ids = _remove_values(vocabularies[name], counts[name], values)
             rows[name] = np.union1d(rows.get(name, np.zeros(0, dtype=np.int64)), ids)

@@ -120,9 +120,9 @@ class Novelty:
         """Return the kind of each value, as an index in `KINDS`, ``[N, F]``, and count the kinds in `lookups`."""
         result = np.zeros((len(frame), len(self._features)), dtype=np.int8)
         for place, (feature, name) in enumerate(self._features.items()):
-            known, column = self._kinds[name], frame[feature]
-            values = column.cast(known["value"].dtype, strict=False).to_frame("value")
-            kind = values.join(known, on="value", how="left", maintain_order="left")["kind"].fill_null(len(KINDS) - 1)
+            kind_of, column = self._kinds[name], frame[feature]
+            values = column.cast(kind_of["value"].dtype, strict=False).to_frame("value")
+            kind = values.join(kind_of, on="value", how="left", maintain_order="left")["kind"].fill_null(len(KINDS) - 1)
             there = column.is_not_null().to_numpy()
             kinds = kind.to_numpy()[there]
             self.lookups[name].update(dict(zip(KINDS, np.bincount(kinds, minlength=len(KINDS)).tolist(), strict=True)))

@@ -71,8 +71,8 @@ class _Truth:
     """Labels and weights of the samples in which one label is known."""
 
     def __init__(self, label: NDArray[np.float32], weight: NDArray[np.float32] | None) -> None:
-        known = ~np.isnan(label) & (True if weight is None else weight > 0)
-        self.rows = np.flatnonzero(known)
+        is_known = ~np.isnan(label) & (True if weight is None else weight > 0)
+        self.rows = np.flatnonzero(is_known)
         self.label = (label[self.rows] > 0).astype(np.float64)
         self.weight = np.ones(len(self.rows)) if weight is None else weight[self.rows].astype(np.float64)
 
@@ -114,8 +114,8 @@ def importance(
                     for sums, values in zip(total, after, strict=True):
                         sums += values / repeats
                 progress.advance(1)
-            for truth, own, (losses, sides), (more, fewer) in zip(truths, importances, before, totals, strict=True):
-                own.append(
+            for truth, entries, (losses, sides), (more, fewer) in zip(truths, importances, before, totals, strict=True):
+                entries.append(
                     Importance(
                         feature=column.name,
                         auc_drop=Change.of(truth.split(sides - fewer)),
@@ -129,9 +129,9 @@ def importance(
             samples=len(truth.rows),
             auc=Change.of(truth.split(sides)).value,
             log_loss=Change.of([(losses, truth.weight)]).value,
-            columns=tuple(sorted(own, key=_worth)),
+            columns=tuple(sorted(entries, key=_worth)),
         )
-        for name, truth, (losses, sides), own in zip(names, truths, before, importances, strict=True)
+        for name, truth, (losses, sides), entries in zip(names, truths, before, importances, strict=True)
     }
 
 
@@ -142,6 +142,6 @@ def _worth(item: Importance) -> tuple[float, str]:
 
 def _figures(truths: Sequence[_Truth], logits: NDArray[np.float32]) -> list[tuple[Doubles, Doubles]]:
     """Return, for each label, the losses of the samples and their parts of the AUC."""
-    each = zip(truths, logits.T, strict=True)
-    samples = (Samples(truth.label, logit[truth.rows], weight=truth.weight) for truth, logit in each)
+    columns = zip(truths, logits.T, strict=True)
+    samples = (Samples(truth.label, logit[truth.rows], weight=truth.weight) for truth, logit in columns)
     return [(of_label.losses, of_label.placements) for of_label in samples]
