@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from tempfile import TemporaryFile
+from pathlib import Path
+from tempfile import TemporaryFile, gettempdir
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import TrainingError
+from stratarec.io.atomic import storage_errors
 from stratarec.kernels.trees import CATEGORIES
 from stratarec.models.zoo.trees import RATED, TreeMembers
 from stratarec.recipe.train_section import TrainConfig
@@ -63,8 +65,8 @@ class TreeFit:
         ]
         _fit_rates(trees, *train, config.seed)
         # Files, because a pipe would make this process wait until the other one reads.
-        self._output, self._errors = TemporaryFile(), TemporaryFile()  # noqa: SIM115
-        with TemporaryFile() as file:
+        with storage_errors(Path(gettempdir())), TemporaryFile() as file:
+            self._output, self._errors = TemporaryFile(), TemporaryFile()  # noqa: SIM115
             splits = {"train": train, "valid": _read(trees, dataset, "valid", positive)}
             parts = ("rows", "label", "weight")
             arrays: dict[str, Any] = {
