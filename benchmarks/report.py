@@ -24,6 +24,10 @@ MATTER = (
      "embedding", "ratio_fbgemm_random_median", "{:.2f}"),
     ("Training of a DLRM in float32, speed over TorchRec's",
      "train", "ratio_torchrec_float32", "{:.2f}"),
+    ("Models of `init` on 28 public logs, mean rank by AUC among five methods (1 is best)",
+     "small_logs", "mean_rank_stratarec", "{:.2f}"),
+    ("... of CatBoost",
+     "small_logs", "mean_rank_catboost", "{:.2f}"),
     ("AUC on the last day of a news portal's log",
      "clicks", "auc_ours", "{:.4f}"),
     ("... of TorchRec on the same batches",
@@ -139,7 +143,9 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
     ]
     note = f"{_OLDER} measured with an earlier version of the code"
     _replace_figures(readme, [*rows, *(["", note] if older & {name for _, name, _, _ in MATTER} else [])])
-    ratios = [(text, metrics[name][metric]) for text, name, metric, _ in matter if not metric.startswith("auc")]
+    ratios = [
+        (text, metrics[name][metric]) for text, name, metric, _ in matter if not metric.startswith(("auc", "mean_rank"))
+    ]
     write_picture(picture, ratios)
     rows_of = {
         result["benchmark"]: result.get("samples", {}).get("rows", []) for result in results_read if not result["quick"]
