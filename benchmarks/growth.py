@@ -45,7 +45,7 @@ from stratarec.training.trainer import Trainer
 Row = dict[str, Any]
 CLICKS, DAY_MS, DAYS, EPOCHS = 2_606_437, 86_400_000, 16, 2
 SIZES: dict[str, Sequence[float]] = {
-    "log": (1 / 4, 1 / 2, 1), "workers": (-1, -2, 1, 2, 3), "tables": (10**6, 10**7, 10**8, 10**9),
+    "log": (1 / 4, 1, 4), "workers": (-1, -2, 1, 2, 3), "tables": (10**6, 10**7, 10**8, 10**9),
     "features": (20, 200, 2_000), "batch": (64, 512, 4_096, 65_536),
 }  # fmt: skip
 QUICK: dict[str, Sequence[float]] = {
