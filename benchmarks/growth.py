@@ -59,6 +59,10 @@ COSTS: dict[str, tuple[tuple[str, ...], bool]] = {
     "batch": (("step_ms",), True),
 }
 """Part -> names of its costs, and whether they are divided by the size."""
+TITLES = {
+    "log": "rows of the log (1: Globo's)", "tables": "rows of the tables", "features": "features, per feature",
+    "batch": "samples in a batch, per sample",
+}  # fmt: skip
 
 
 def write_clicks(path: Path, times: float, first: int = 0) -> None:
@@ -259,9 +263,12 @@ def panels_of(rows: Sequence[Row]) -> list[tuple[str, list[tuple[str, list[tuple
     """Return the panels of the figure: a curve for each cost, relative to the cost at the smallest size."""
     sizes = {part: [row["size"] for row in rows if row["part"] == part] for part in COSTS}
     return [
-        (part, [
-            (name, [(size, cost / line[0], 0.0) for size, cost in zip(sizes[part], line, strict=True)])
-            for name, line in costs_of(rows, part).items()
+        (TITLES[part], [
+            (
+                name.replace("_", " "),
+                [(size, cost / costs[0], 0.0) for size, cost in zip(sizes[part], costs, strict=True)],
+            )
+            for name, costs in costs_of(rows, part).items()
         ])
         for part in COSTS
     ]  # fmt: skip

@@ -60,6 +60,8 @@ def write_curves(
             axes.set_xscale("log", base=2)
             if up_by_log:
                 axes.set_yscale("log")
+                low, high = axes.get_ylim()
+                axes.set_ylim(min(low, 0.5), max(high, 2.0))  # a change of a few percent looks flat
             ticks = sorted({point[0] for point in curves[-1][1]})
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axes.minorticks_off()
