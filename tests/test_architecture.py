@@ -55,7 +55,7 @@ BUDGETS = {
     "embedding": 4_468,
     "batch": 309,
     "kernels": 7_067,
-    "io": 779,
+    "io": 781,
     "config": 288,
     "progress": 47,
     "errors": 24,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from safetensors.torch import save_file
 from errors import refuses
 from stratarec.config.validate import check_directory
 from stratarec.errors import ConfigError, StorageError
-from stratarec.io.atomic import check_output, write_json, write_text
+from stratarec.io.atomic import check_output, storage_error, write_json, write_text
 from stratarec.io.names import file_name, visible
 from stratarec.io.tensors import read_tensors, write_tensors
 
@@ -121,3 +123,9 @@ def test_terminal_control_sequences_are_escaped(text: str, shown: str) -> None:
 def test_shown_text_has_no_control_characters(text: str) -> None:
     assert not re.search(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", visible(text))
     assert visible(visible(text)) == visible(text)
+
+
+def test_a_full_directory_of_temporary_files_names_its_variable(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert "TMPDIR" in str(storage_error(Path(tempfile.gettempdir()), full))
+    assert "TMPDIR" not in str(storage_error(tmp_path, full))

@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
@@ -47,7 +48,8 @@ def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> Sto
         file = next((parent for parent in path.parents if parent.is_file()), path)
         return StorageError(f"cannot write {path}: {file} is a file, expected a directory; name another path")
     is_full = getattr(error, "errno", None) in (None, *_FULL)
-    return StorageError(f"cannot write {path}: {reason}; {'free space or ' if is_full else ''}name another path")
+    other = "set TMPDIR to another directory" if path == Path(tempfile.gettempdir()) else "name another path"
+    return StorageError(f"cannot write {path}: {reason}; {'free space or ' if is_full else ''}{other}")
 
 
 @contextmanager
