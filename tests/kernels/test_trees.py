@@ -29,7 +29,7 @@ def draw(seed: int, trees: int = T) -> tuple[Array, Array, Array]:
     leaves = draws.normal(size=(M, T, N + 1)).astype(np.float32)
     leaves[:, trees:] = 0
     rows = draws.integers(-20, 300, (140, COLUMNS)) + draws.choice([0.0, 0.5], (140, COLUMNS))
-    rows[:8, 0] = [0, 255, 256, -1, 1e30, -1e30, 255.5, -0.5]
+    rows[:9, 0] = [np.nan, 0, 255, 256, -1, 1e30, -1e30, 255.5, -0.5]
     return rows.astype(np.float32), nodes, leaves
 
 

@@ -27,6 +27,7 @@ from stratarec.models.layers import initialize
 from stratarec.recipe import Recipe
 from stratarec.serving import onnx_graph, onnx_network
 from stratarec.serving.onnx_graph import Unsupported, to_onnx
+from stratarec.training.export import export as export_module
 from stratarec.training.export.export import export
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
@@ -195,6 +196,20 @@ def test_torch_computes_networks_that_onnx_cannot_represent(exports: Path, monke
         patch.setattr(onnx_network, "to_onnx", lambda *_: b"nothing")
         with refuses(ConfigError, "runtime ONNX"):
             Scorer.open(exports / "export-float32", runtime="onnxruntime")
+
+
+def test_an_export_refuses_onnx_before_and_after_tables_are_written(
+    exports: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_run(exports / "bf16") as trained, monkeypatch.context() as patch:
+        patch.setattr(export_module, "TableWriter", None)
+        with refuses(ConfigError, "--onnx bf16 float32"):
+            export(trained, tmp_path / "out", onnx=True)
+    with open_run(exports / "float32") as trained, monkeypatch.context() as patch:
+        patch.setattr(onnx_graph, "_OPERATIONS", {})
+        with refuses(ConfigError, "--onnx torch's function"):
+            export(trained, tmp_path / "out", onnx=True)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["onnx", "onnxruntime"])

@@ -164,7 +164,7 @@ def _sum_trees(rows, trees, leaves, sums):
                     column, threshold = block[trees.columns[m, t, n]], trees.thresholds[m, t, n]
                     left, right = trees.kept[m, t, n]
                     for b in range(count):
-                        possible[b] &= right if column[b] > threshold else left
+                        possible[b] &= left if column[b] <= threshold else right
                 for n in range(trees.ends[m, t, 0], trees.ends[m, t, 1]):
                     code, words = codes[trees.columns[m, t, n]], trees.sets[m, t, n]
                     left, right = trees.kept[m, t, n]

@@ -25,8 +25,7 @@ _MISSING = "onnx and onnxruntime are not installed: pip install 'stratarec[onnx]
 
 
 class OnnxNetwork:
-    """The network of an export as sessions of ONNX Runtime, one for each number of threads that is used. `content` is
-    the ONNX model.
+    """The network of an export as sessions of ONNX Runtime, one for each number of threads that is used.
 
     Raises
     ------
@@ -35,17 +34,11 @@ class OnnxNetwork:
     """
 
     def __init__(self, network: Network, manifest: ExportManifest) -> None:
-        if manifest.precision != "float32":
-            raise Unsupported(f"the network's precision is {manifest.precision}")
-        try:
-            import onnx  # noqa: F401
-            import onnxruntime
-        except ImportError as error:
-            raise Unsupported(_MISSING) from error
-        self._runtime, self._lock = onnxruntime, Lock()
+        self._runtime, self._lock = load_runtime(manifest.precision), Lock()
         self._sessions: dict[int, Any] = {}
         examples = [_example(network, manifest, *sizes) for sizes in _SIZES]
         self.content = to_onnx(network, *examples[:2])
+        """The ONNX model."""
         for example in examples:
             self._compare(network, example)
 
@@ -86,6 +79,18 @@ class OnnxNetwork:
         difference = float(np.abs(probabilities(found) - probabilities(expected)).max(initial=0.0))
         if found.shape != expected.shape or not difference <= _TOLERANCE:
             raise Unsupported(f"scores of ONNX Runtime differ from those of torch by {difference:.1e}")
+
+
+def load_runtime(precision: str) -> Any:
+    """Return the module `onnxruntime`; `Unsupported` if a library is missing or it cannot compute in `precision`."""
+    if precision != "float32":
+        raise Unsupported(f"the network's precision is {precision}, expected float32")
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime
+    except ImportError as error:
+        raise Unsupported(_MISSING) from error
+    return onnxruntime
 
 
 def _example(network: Network, manifest: ExportManifest, batch: int, length: int) -> dict[str, Tensor]:

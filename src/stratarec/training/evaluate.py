@@ -309,7 +309,7 @@ def fit(
     logits = samples.logit.reshape(len(samples.logit), -1).T
     weight = samples.weight.astype(np.float64) if len(samples.weight) else np.ones(len(samples.label))
     columns = zip(labels, logits, current or (IDENTITY,) * len(labels), strict=True)
-    maps = tuple(_fit(kinds, rows, *_known(label, logit, weight)) for label, logit, rows in columns)
+    maps = tuple(_fit(kinds, earlier, *_known(label, logit, weight)) for label, logit, earlier in columns)
     return () if all(curve == IDENTITY for curve in maps) else maps
 
 

@@ -136,9 +136,9 @@ def exchange_remark(recipe: Recipe, mesh: Mesh) -> str:
         return ""
     if mesh.between is not None:
         return f"the exchange is by towers: each of {towers} hosts has the tables of one tower"
-    rate, hosts = recipe.distributed.network, f"needs one host for each of {towers} towers, but there are {mesh.hosts}"
-    reason = hosts if mesh.hosts != towers else f"is not asked for, or predicted to be slower at network={rate}"
-    return f"the exchange is flat: by towers it {reason}"
+    if mesh.hosts != towers:
+        return f"the exchange is flat: SPTT needs one host for each of {towers} towers, but there are {mesh.hosts}"
+    return "the exchange is flat: distributed.exchange is flat, or auto predicted longer steps with SPTT"
 
 
 def load_training_state(run: Path, path: Path, recipe: Recipe, total_steps: int) -> TrainingState:

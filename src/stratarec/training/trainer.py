@@ -324,7 +324,7 @@ class Trainer:
         if (trees := self.model.network.trees) is not None and self.members is not None:
             fit = TreeFit(trees, self.dataset, self.config)
             stack.callback(fit.close)
-            self.loop.finish_trees = lambda: self.progress.say(fit.finish())
+            self.loop.finish_trees = lambda: fit.finish(self.progress)
             if self.stages.average.enabled:  # an average begins with all tensors of the network
                 self.loop.with_trees()
 

@@ -434,14 +434,14 @@ def typed(text: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
     odd = text.filter((number.is_null() | ~number.is_finite()) & text.is_not_null()).unique()
     words = tuple(sorted(odd.head(_MOST_SPELLINGS + 1).to_list()))
     if len(words) <= _MOST_SPELLINGS and all(word.strip().lower() in _MISSING_WORDS for word in words):
-        labelled = bare.set(text.is_in(words).fill_null(False), None) if words else bare
-        if labelled.null_count() == len(labelled) or labelled.str.contains(_PADDED).any():
+        numbers = bare.set(text.is_in(words).fill_null(False), None) if words else bare
+        if numbers.null_count() == len(numbers) or numbers.str.contains(_PADDED).any():
             return text, ()
-        integers = labelled.cast(pl.Int64, strict=False)
-        if integers.null_count() == labelled.null_count():
+        integers = numbers.cast(pl.Int64, strict=False)
+        if integers.null_count() == numbers.null_count():
             return integers, words
-        if not labelled.drop_nulls().str.contains(_WHOLE).all():
-            return labelled.cast(pl.Float64), words
+        if not numbers.drop_nulls().str.contains(_WHOLE).all():
+            return numbers.cast(pl.Float64), words
         return text, ()
     lower = bare.str.to_lowercase()
     is_boolean = lower.drop_nulls().is_in(["true", "false"]).all()

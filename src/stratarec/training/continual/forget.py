@@ -61,7 +61,7 @@ def forget(run: Path, file: str) -> Forgotten:
     def change(trained: TrainedModel, before: Before, work: Path) -> Plan | None:
         carried = CarriedTables.of(trained.dataset)
         named = _read_values(file, trained.dataset.schema, carried)
-        remaining, rows, strange = _without(carried, named, trained.dataset.schema)
+        tables, rows, strange = _without(carried, named, trained.dataset.schema)
         unknown.update(strange)
         counts.update({name: len(values) - len(strange[name]) for name, values in named.items()})
         if not any(counts.values()):
@@ -69,7 +69,7 @@ def forget(run: Path, file: str) -> Forgotten:
                 f"{file}: the run has none of these values, so there is nothing to forget. After an interrupted "
                 "`forget` of the same file, this means that it had already finished"
             )
-        dataset = write_without_samples(trained.dataset, work / periods.DATA, remaining)
+        dataset = write_without_samples(trained.dataset, work / periods.DATA, tables)
         for name, ids in rows.items():
             put_rows(trained.model, name, ids, lambda rows: None)
         if (trees := trained.model.network.trees) is not None:

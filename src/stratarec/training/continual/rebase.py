@@ -193,12 +193,12 @@ def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, write: i
         # Rows that were never trained are not copied if they keep their number: their initial values depend on it.
         in_place = (new >= 0) & ~moved & (hot | cached | home | (new != old))
         theirs, before = new[in_place] + mine.first_row[name], old[in_place] + group.first_row[name]
-        rows_found, places = group.read_rows(before), np.arange(len(before), dtype=np.int64)
-        rows_found.clock[:] = 0
-        mine.write_rows(theirs, rows_found, places, write)
+        values, places = group.read_rows(before), np.arange(len(before), dtype=np.int64)
+        values.clock[:] = 0
+        mine.write_rows(theirs, values, places, write)
         if group.codec.config.kind != "fp32":
-            rows_found, places = mine.read_rows(theirs), np.flatnonzero(~hot[in_place])
-            group.write_rows(before[places], rows_found, places, write)
+            values, places = mine.read_rows(theirs), np.flatnonzero(~hot[in_place])
+            group.write_rows(before[places], values, places, write)
             rounded += int(cached[in_place & ~hot].sum())
     return rounded
 

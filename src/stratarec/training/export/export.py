@@ -52,7 +52,7 @@ from stratarec.serving.export_manifest import (
     inputs,
 )
 from stratarec.serving.onnx_graph import Unsupported
-from stratarec.serving.onnx_network import OnnxNetwork
+from stratarec.serving.onnx_network import OnnxNetwork, load_runtime
 from stratarec.training.run.open_run import TrainedModel
 
 _PARTS = {MANIFEST, NETWORK, TABLES, README, ONNX, "vocabulary"}
@@ -81,12 +81,17 @@ def export(trained: TrainedModel, folder: Path, *, onnx: bool = False, repeated:
     """
     if not repeated:
         check_absent(folder)
-    with new_directory(folder, _PARTS) as temporary:
-        _write(trained, temporary, onnx=onnx)
-        if repeated and (folder / MANIFEST).exists():
-            if ExportManifest.read(folder).fingerprint != ExportManifest.read(temporary).fingerprint:
-                check_absent(folder)
-            shutil.rmtree(temporary)
+    try:
+        if onnx:
+            load_runtime(trained.recipe.train.precision)
+        with new_directory(folder, _PARTS) as temporary:
+            _write(trained, temporary, onnx=onnx)
+            if repeated and (folder / MANIFEST).exists():
+                if ExportManifest.read(folder).fingerprint != ExportManifest.read(temporary).fingerprint:
+                    check_absent(folder)
+                shutil.rmtree(temporary)
+    except Unsupported as error:
+        raise ConfigError(f"--onnx: {error}") from error
     return folder
 
 
@@ -130,13 +135,9 @@ def _onnx_bytes(network: Network, manifest: ExportManifest) -> bytes:
 
     The inputs are named `dense` and `pooled`, and for each sequence n `rows_<n>` and `mask_<n>`. The output is `score`.
     """
-    try:
-        content = OnnxNetwork(network, manifest).content
-    except Unsupported as error:
-        raise ConfigError(f"--onnx: {error}") from error
     from onnx import helper, load_from_string
 
-    model = load_from_string(content)
+    model = load_from_string(OnnxNetwork(network, manifest).content)
     (output,) = model.graph.output
     model.graph.node.append(helper.make_node("Sigmoid", [output.name], ["score"]))
     output.name = "score"

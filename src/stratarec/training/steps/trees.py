@@ -27,6 +27,7 @@ from stratarec.errors import TrainingError
 from stratarec.io.atomic import storage_errors
 from stratarec.kernels.trees import CATEGORIES
 from stratarec.models.zoo.trees import RATED, TreeMembers
+from stratarec.progress import Progress
 from stratarec.recipe.train_section import TrainConfig
 
 _BATCH = 1 << 16
@@ -84,9 +85,11 @@ class TreeFit:
                 stderr=self._errors, start_new_session=True, env=environment,
             )  # fmt: skip
 
-    def finish(self) -> str:
-        """Wait for the trees, store them, and return a line that describes them or says why there are none."""
+    def finish(self, progress: Progress) -> None:
+        """Wait for the trees and store them. Report how many there are, or why there are none."""
         if self._process is not None:
+            if self._process.poll() is None:
+                progress.say("waiting until LightGBM has fitted the trees of the ensemble")
             code = self._process.wait()
             self._errors.seek(0)
             if code:
@@ -96,12 +99,13 @@ class TreeFit:
             result = np.load(self._output)
             self._reason = str(result.get("reason", ""))
         if self._reason:
-            return f"no trees are fitted: {self._reason}"
+            progress.say(f"no trees are fitted: {self._reason}")
+            return
         with torch.no_grad():
             self._trees.nodes.copy_(torch.from_numpy(result["nodes"]))
             self._trees.leaves.copy_(torch.from_numpy(result["leaves"]))
         counts = ", ".join(f"{count:,}" for count in result["counts"])
-        return f"members of the ensemble that are boosted trees: {counts} trees"
+        progress.say(f"members of the ensemble that are boosted trees: {counts} trees")
 
     def close(self) -> None:
         """End the process, if it still runs."""
