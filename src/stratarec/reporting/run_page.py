@@ -80,7 +80,7 @@ def write_report(
         verdict=[
             *dataset.suspicions,
             *verdict(position["evaluations"], result, recipe["train"]),
-            *(f"baseline {sentence}" for sentence in result["baselines"]),
+            *(f"baselines: {sentence}" for sentence in result["baselines"]),
             *([] if time is None else time.verdict(cached, result.get("sharing", ""), level0)),
         ],
         cards=_cards(result.get("test"), result),
