@@ -40,27 +40,30 @@ LOOSE = {"__init__.py", "__main__.py", "errors.py", "progress.py"}
 MODULE_LINES, FILES, PARAMETERS = 800, 16, 10
 """Maximum lines of a module outside `kernels`, files of a folder, and parameters of a function."""
 BUDGETS = {
-    "__main__": 5,
-    "estimator": 441,
-    "cli": 3_916,
-    "training": 6_757,
-    "recipe": 384,
-    "planning": 2_334,
-    "distributed": 1_899,
-    "serving": 1_216,
-    "reporting": 1_753,
-    "models": 2_288,
-    "hot": 480,
-    "data": 7_182,
-    "embedding": 4_468,
-    "batch": 309,
-    "kernels": 7_067,
-    "io": 781,
-    "config": 288,
-    "progress": 47,
-    "errors": 24,
+    "__main__": 6,
+    "estimator": 449,
+    "cli": 3_982,
+    "training": 6_788,
+    "recipe": 325,
+    "planning": 2_220,
+    "distributed": 1_939,
+    "serving": 1_225,
+    "reporting": 1_783,
+    "models": 2_271,
+    "hot": 472,
+    "data": 7_099,
+    "embedding": 4_495,
+    "batch": 319,
+    "kernels": 7_229,
+    "io": 796,
+    "config": 295,
+    "progress": 48,
+    "errors": 25,
 }
-"""Maximum lines of code of each package; blank lines, docstrings and comments are not counted."""
+"""Maximum lines of code of each package; blank lines, docstrings and comments are not counted.
+
+Each is 3 % above the size at which it was last set, so that a small repair needs no change here.
+"""
 MODULES = sorted(ROOT.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in MODULES}
 
@@ -112,15 +115,15 @@ def functions(tree: ast.AST) -> list[ast.FunctionDef]:
 
 
 def count_code_lines(text: str, tree: ast.AST) -> int:
-    """Count the lines of a module that contain code."""
+    """Count the lines of a module that contain code. Docstrings and texts under fields are documentation."""
     lines: set[int] = set()
     spaces = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in spaces:
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            lines.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
     return len(lines)
 
 
