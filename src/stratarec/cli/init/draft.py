@@ -13,7 +13,8 @@ from typing import Any
 import pydantic
 import yaml
 
-from stratarec.cli.init.guess import Guess, Guesses, Role, guess
+from stratarec.cli.init.features import Guess, Role
+from stratarec.cli.init.guess import Guesses, guess
 from stratarec.cli.init.history import choose_history, validate_history
 from stratarec.cli.init.label import positives
 from stratarec.cli.init.sample import CODEC_NAMES, LogSample, read_sample
