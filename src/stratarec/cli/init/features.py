@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
-from stratarec.cli.init.sample import LogSample, amounts, growth
+from stratarec.cli.init.lists import LIKE_A_LIST, find_separator
+from stratarec.cli.init.numbers import amounts, is_scattered, is_spread, is_whole, predicts_by_value
+from stratarec.cli.init.sample import LogSample, growth
 from stratarec.cli.init.times import as_times
 from stratarec.cli.init.words import AMOUNTS, EARLIER, ITEMS, SESSIONS, TIMES, USERS, is_code, names_a, tokens
 from stratarec.data.column_names import check_name
@@ -19,29 +19,16 @@ from stratarec.errors import ConfigError
 
 Role = Literal["label", "weight", "time", "user", "session", "dense", "sparse", "list", "ignored"]
 
-_SEPARATORS = ("\x1d", "\x1e", "\x1f", "\x01", "\x02", "|", ";", "\t", "^", "~", ",", " ")
 # Columns of whole numbers with more distinct values are amounts, unless something suggests ids. A user column must also
 # have more distinct values.
 FEW = 50
 # Minimum shares: of times among the values of a time column, of rows at which an index column increases by one, and of
 # a sequence's values that its feature has, too.
 _MOSTLY_TIMES, _MOSTLY_ONE, _MOSTLY_SAME = 0.99, 0.99, 0.5
-# Minimum number of rows of a frequent value in `_is_scattered`.
-_OFTEN = 5
 _LONG_TEXT = 60
-# Brackets around several values, or around one value in quotes.
-_LIKE_A_LIST = r"""(?s)^\s*[\[({].*[,"':].*[\])}]\s*$"""
 # Maximum number of characters of a value in a reason.
 _SHOWN = 40
 _UNIQUE = "a different value in every row, like a row number"
-
-_BINS = 32
-# Smoothing: each value's positive rate includes this many made-up rows with the mean rate.
-_PRIOR_ROWS = 10.0
-# Number of standard errors by which single values must predict better. The maximum for some 60 columns of amounts
-# was 3.2.
-_ERRORS = 5.0
-_MIN_CLASS_ROWS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +76,7 @@ def guess_feature(column: pl.Series, sample: LogSample) -> Guess:
         reason = _other_times(column)
         if reason:
             return _ignored(column, reason)
-    if kind.is_float() and not _is_whole(column):
+    if kind.is_float() and not is_whole(column):
         return Guess(name=column.name, role="dense", reason=f"numbers with fractions{_missing(column, sample)}")
     if distinct > FEW and any(names_a(column.name, word) for word in (*SESSIONS, *USERS)):
         return _ignored(column, "by its name a visit or visitor id, which does not repeat in new data")
@@ -136,8 +123,8 @@ def _integer_feature(column: pl.Series, sample: LogSample, distinct: int) -> Gue
     if kind.is_numeric() and not code and tokens(column.name) & AMOUNTS:
         return Guess(name=column.name, role="dense", reason=f"a number by its name{missing}")
     reason = f"about {values:,} values"
-    if kind.is_numeric() and not code and distinct > FEW and _is_spread(column, distinct):
-        if not _is_scattered(column):
+    if kind.is_numeric() and not code and distinct > FEW and is_spread(column, distinct):
+        if not is_scattered(column):
             reason = f"{distinct:,} different numbers, not named like an id{missing}"
             return Guess(name=column.name, role="dense", reason=reason)
         reason += ", without apparent order"
@@ -156,46 +143,11 @@ def _integer_feature(column: pl.Series, sample: LogSample, distinct: int) -> Gue
 def as_ids(guess: Guess, column: pl.Series, positive: pl.Series, sample: LogSample) -> Guess:
     """Turn whole numbers (such as student numbers) into ids if single values predict the label better than order."""
     is_number = guess.role == "dense" and column.dtype.is_integer() and not tokens(guess.name) & AMOUNTS
-    if not is_number or column.n_unique() <= FEW or not _predicts_by_value(column, positive):
+    if not is_number or column.n_unique() <= FEW or not predicts_by_value(column, positive):
         return guess
     values = growth(column, len(column), sample.total)
     reason = f"about {values:,} values, which predict better as categories than as numbers{_missing(column, sample)}"
     return Guess(name=guess.name, role="sparse", reason=reason, values=values, integer=sample.kind == "csv")
-
-
-def _predicts_by_value(column: pl.Series, positive: pl.Series) -> bool:
-    """Whether positive rates of single values predict other rows better than positive rates of 32 quantiles.
-
-    Parameters
-    ----------
-    column : Series
-        Whole numbers.
-    positive : Series
-        Booleans, null where the label is missing.
-    """
-    is_known = positive.is_not_null() & column.is_not_null()
-    numbers, label = column.filter(is_known).to_numpy(), positive.filter(is_known).cast(pl.Float64).to_numpy()
-    if min(label.sum(), len(label) - label.sum()) < _MIN_CLASS_ROWS:
-        return False
-    edges = np.unique(np.quantile(numbers, np.linspace(0, 1, _BINS + 1)))
-    by_order = _losses(np.searchsorted(edges, numbers, side="right"), label)
-    gain = by_order - _losses(np.unique(numbers, return_inverse=True)[1], label)
-    return bool(gain.mean() > _ERRORS * gain.std() / np.sqrt(len(gain)))
-
-
-def _losses(value: NDArray[np.int64], label: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the log loss of each row, ``[N]``.
-
-    Rows are divided at random into two halves. The prediction for a row is the smoothed positive rate of its value in
-    the half that does not contain the row."""
-    half = np.random.default_rng(0).integers(0, 2, len(label)) > 0
-    values, mean, rate = int(value.max()) + 1, label.mean(), np.empty(len(label))
-    for rows in (half, ~half):
-        ones = np.bincount(value[~rows], label[~rows], minlength=values)
-        counts = np.bincount(value[~rows], minlength=values)
-        rate[rows] = ((ones + _PRIOR_ROWS * mean) / (counts + _PRIOR_ROWS))[value[rows]]
-    losses: NDArray[np.float64] = -np.log(np.where(label > 0, rate, 1 - rate))
-    return losses
 
 
 def _text_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
@@ -204,12 +156,12 @@ def _text_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
     if fits.mean() == 1:
         return _list_feature(lists, "lists as text", sample)
     odd = column.filter(~fits)
-    if odd.str.contains(_LIKE_A_LIST).mean() > 0.5 or fits.mean() > 0.5:  # type: ignore[operator]
+    if odd.str.contains(LIKE_A_LIST).mean() > 0.5 or fits.mean() > 0.5:  # type: ignore[operator]
         return _ignored(column, f'lists written as {odd[0][:_SHOWN]!r}; write them as [1, 2] or ["a", "b"] to use them')
     numbers = amounts(column, sample.options.get("delimiter", ",")) if distinct > FEW else ""
     if numbers:
         return _ignored(column, numbers)
-    separator = _separator(column, distinct)
+    separator = find_separator(column, distinct)
     if separator:
         parts = lists_from_text(column, separator)[0]
         return _list_feature(parts, f"text split at {separator!r}", sample, separator)
@@ -220,26 +172,6 @@ def _text_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
         return _ignored(column, f"text of {length:.0f} characters that rarely repeats: not a category")
     values = growth(column, rows, sample.total)
     return Guess(name=column.name, role="sparse", reason=f"about {values:,} values", values=values)
-
-
-def _separator(column: pl.Series, distinct: int) -> str:
-    """Return the character that separates the parts of the values; empty if there is none.
-
-    Parts must repeat more often than values, or be whole numbers, and values must differ in their number of parts. A
-    control character is always a separator.
-    """
-    text = column.drop_nulls()
-    for mark in _SEPARATORS:
-        rows = text.filter(text.str.contains(mark, literal=True))
-        is_control = not mark.isprintable()
-        if len(rows) < len(text) / 5 or (distinct < 10 and not is_control):
-            continue
-        lists = lists_from_text(text, mark)[0]
-        parts = lists.explode().drop_nulls()
-        is_uneven = lists.list.len().n_unique() > 1
-        if is_control or parts.n_unique() < distinct or (is_uneven and parts.str.contains(r"^\d+$").all()):
-            return mark
-    return ""
 
 
 def as_sequence(guess: Guess, frame: pl.DataFrame, features: Sequence[str]) -> Guess:
@@ -263,32 +195,3 @@ def is_name(name: str) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def _is_whole(column: pl.Series) -> bool:
-    values = column.drop_nulls().drop_nans()
-    return bool(((values.round() == values) & (values.abs() < float(1 << 53))).all())
-
-
-def _is_spread(column: pl.Series, distinct: int) -> bool:
-    """Whether numbers fill the range between minimum and maximum, as amounts do and ids do not."""
-    values = column.drop_nulls()
-    least, most = float(values.min()), float(values.max())  # type: ignore[arg-type]
-    return most - least < 20 * distinct and least > -1e9 and most < 1e6
-
-
-def _is_scattered(column: pl.Series) -> bool:
-    """Whether the neighbours of frequent numbers are rare, as with ids; frequent amounts have frequent neighbours.
-
-    Round numbers are frequent amounts without frequent neighbours, and do not count.
-    """
-    counts = column.drop_nulls().cast(pl.Int64).alias("value").value_counts(sort=True, name="rows")
-    half = int((counts["rows"].cum_sum() * 2 <= len(column)).sum())
-    top = counts.head(max(half, _OFTEN)).filter(pl.col("rows") >= _OFTEN)
-    if top.height < _OFTEN or (top["value"] % 10).is_in([0, 5, 9]).mean() > 0.6:  # type: ignore[operator]
-        return False
-    for step, name in ((-1, "before"), (1, "after")):
-        near = counts.select(pl.col("value") - step, pl.col("rows").alias(name))
-        top = top.join(near, on="value", how="left")
-    near_rows = (top["before"].fill_null(0) + top["after"].fill_null(0)) / 2
-    return float((near_rows / top["rows"]).median()) < 0.5  # type: ignore[arg-type]

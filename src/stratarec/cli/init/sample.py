@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stratarec.cli.init.numbers import typed
 from stratarec.data.columns.converter import BadRows
 from stratarec.data.columns.text_values import integers_from_numbers
 from stratarec.data.sources.files import InputFile, expand, no_rows
@@ -405,70 +405,3 @@ def growth(values: pl.Series, rows: int, total: int) -> int:
         return distinct
     power = min(max(float(np.log2(distinct / before)), 0.0), 1.0)
     return int(distinct * (total / rows) ** power)
-
-
-# Texts are compared with these words in lower case, and without surrounding spaces.
-_MISSING_WORDS = {
-    "", "na", "n/a", "#n/a", "<na>", "nan", "nil", "null", "none", "missing", "unknown", "\\n", "-", "--", "?", ".",
-    "inf", "-inf", "+inf", "infinity", "-infinity",
-}  # fmt: skip
-_MOST_SPELLINGS = 8
-_WHOLE = r"^[+-]?\d+$"
-_SIGNS = r"[$€£¥₹%]|\b(USD|EUR|GBP)\b"
-_THOUSANDS = r"^[+-]?[1-9]\d{0,2}([, ]\d{3})+(\.\d+)?$"
-_PLAIN = r"^[+-]?(\d+(\.\d*)?|\.\d+)$"
-_COMMA = r"^[+-]?\d{1,3}(([. ]\d{3})*|\d*),\d+$"
-# Numbers whose comma must be a decimal comma, because they begin with 0 or a sign. Lists of ids do not.
-_DECIMAL = r"^([+-]?0|[+-]\d+),\d+$"
-_PADDED = r"^[+-]?0\d"
-
-
-def typed(text: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
-    """Convert text to numbers or booleans if all values are such, and return the words that mean a missing value.
-
-    Whole numbers beyond 64 bits, and numbers with leading zeros, stay text.
-    """
-    text = text.set((text == "").fill_null(False), None)
-    bare = text.str.strip_chars()
-    number = bare.cast(pl.Float64, strict=False)
-    odd = text.filter((number.is_null() | ~number.is_finite()) & text.is_not_null()).unique()
-    words = tuple(sorted(odd.head(_MOST_SPELLINGS + 1).to_list()))
-    if len(words) <= _MOST_SPELLINGS and all(word.strip().lower() in _MISSING_WORDS for word in words):
-        numbers = bare.set(text.is_in(words).fill_null(False), None) if words else bare
-        if numbers.null_count() == len(numbers) or numbers.str.contains(_PADDED).any():
-            return text, ()
-        integers = numbers.cast(pl.Int64, strict=False)
-        if integers.null_count() == numbers.null_count():
-            return integers, words
-        if not numbers.drop_nulls().str.contains(_WHOLE).all():
-            return numbers.cast(pl.Float64), words
-        return text, ()
-    lower = bare.str.to_lowercase()
-    is_boolean = lower.drop_nulls().is_in(["true", "false"]).all()
-    return ((lower == "true").alias(text.name) if is_boolean else text), ()
-
-
-def amounts(text: pl.Series, delimiter: str) -> str:
-    """Describe numbers that are text because of unit signs or commas; empty if the column has other text."""
-    bare = text.drop_nulls().str.strip_chars()
-    if not len(bare):
-        return ""
-    digits = bare.str.replace_all(_SIGNS, "").str.strip_chars().str.replace_all(r"[\s']", " ")
-    signs = (digits != bare).any()
-    plain, thousands = digits.str.contains(_PLAIN), digits.str.contains(_THOUSANDS)
-    if (plain | thousands).all():
-        # A list such as 123,456 looks like a number with thousands separators. If the digits before a comma are fewer
-        # than three in some value, the values are not lists of three-digit numbers.
-        short = digits.str.contains(r"^[+-]?\d{1,2}[, ]").any()
-        if signs or (short and not (plain & (digits.str.len_chars() > 5)).any()):
-            return _example(bare.filter(thousands | (digits != bare)), {",": ""})
-        return ""
-    comma = digits.str.contains(_COMMA)
-    if (comma | plain).all() and (delimiter in (";", "\t") or digits.str.contains(_DECIMAL).any()):
-        return _example(bare.filter(comma), {".": "", ",": "."})
-    return ""
-
-
-def _example(odd: pl.Series, marks: dict[str, str | int | None]) -> str:
-    number = re.sub(r"[^\d.,+-]", "", str(odd[0])).translate(str.maketrans(marks))
-    return f"numbers written as {str(odd[0])!r}; write {number} in the log to use them as a dense feature"
