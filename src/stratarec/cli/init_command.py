@@ -33,8 +33,8 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 @subcommand(
     name="init",
-    text="Write a first recipe: read a log (CSV, TSV, JSON lines, Parquet) and guess the role of each column, or copy "
-    "a recipe that comes with StrataRec.",
+    text="Write a first recipe: read a log (CSV, TSV, JSON lines, Parquet, Arrow) and guess the role of each column, "
+    "or copy a recipe that comes with StrataRec.",
     example="stratarec init clicks.csv.gz && stratarec prepare clicks.yaml",
     options=_options,
 )

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from stratarec.cli.init.numbers import typed
 from stratarec.data.columns.converter import BadRows
 from stratarec.data.columns.text_values import integers_from_numbers
 from stratarec.data.sources.files import InputFile, expand, no_rows
-from stratarec.data.sources.parquet import column_types, count_rows, open_parquet, to_frame
+from stratarec.data.sources.formats import CODECS, bare_name, compression_of, refuse_foreign, table_format
+from stratarec.data.sources.parquet import column_types, count_rows, to_frame
+from stratarec.data.sources.table_files import DAMAGE, TableFile, open_table
 from stratarec.data.sources.text import (
-    CODECS,
     Delimited,
     JsonLines,
     check_json_lines,
@@ -49,7 +49,9 @@ _BOM = b"\xef\xbb\xbf"
 _MAX_LINE_BYTES = 4 << 20
 _MARKS = ("\t", ",", ";", "|")
 _JSON = (".jsonl", ".ndjson", ".json")
-CODEC_NAMES = frozenset({*CODECS, *_JSON, ".csv", ".tsv", ".tab", ".txt", ".parquet", ".pq", ".dat", ".log"})
+CODEC_NAMES = frozenset(
+    {*CODECS, *_JSON, ".csv", ".tsv", ".tab", ".txt", ".parquet", ".pq", ".arrow", ".feather", ".ipc", ".dat", ".log"}
+)
 """File name extensions of log formats and compressions."""
 
 
@@ -100,21 +102,24 @@ def read_sample(paths: tuple[str, ...]) -> LogSample:
         raise DataError(
             f"{recipe} is a YAML file, expected a log; if it is a recipe, run: stratarec prepare {shell_word(recipe)}"
         )
-    sample = _parquet(paths, files) if _is_parquet(files) else _text(paths, files)
+    sample = _table(paths, files) if _is_table(files) else _text(paths, files)
     if not sample.frame.height:
         raise no_rows(files[0])
     return sample
 
 
-def _is_parquet(files: tuple[InputFile, ...]) -> bool:
+def _is_table(files: tuple[InputFile, ...]) -> bool:
+    """Whether the files are Parquet or Arrow files; `DataError` if some are and others are not."""
     formats = []
     for file in files[:_FILES]:
-        with file.open() as raw:
-            formats.append(raw.read(4) == b"PAR1")
-        if formats[-1] != formats[0]:
+        front = file.front()
+        refuse_foreign(front, file.path)
+        formats.append(table_format(front))
+        if bool(formats[-1]) != bool(formats[0]):
             one, other = (file, files[0]) if formats[-1] else (files[0], file)
-            raise DataError(f"{one.path} is Parquet and {other.path} is not; all files must have the same format")
-    return formats[0]
+            kind = formats[-1] or formats[0]
+            raise DataError(f"{one.path} is {kind} and {other.path} is not; all files must have the same format")
+    return bool(formats[0])
 
 
 def _incomplete(files: tuple[InputFile, ...], names_of: Callable[[InputFile], Sequence[str]]) -> dict[str, str]:
@@ -141,18 +146,20 @@ def _incomplete(files: tuple[InputFile, ...], names_of: Callable[[InputFile], Se
     return lacking
 
 
-def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
+def _table(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     counts = {file: count_rows((file,)) for file in files}
     # Files without rows may have any columns of any type. They are ignored, as in `prepare`.
-    files = tuple(file for file in files if counts[file]) or files
+    if not any(counts.values()):
+        raise no_rows(files[0])
+    files = tuple(file for file in files if counts[file])
     frames, total = [], sum(counts.values())
-    lacking = _incomplete(files, _parquet_names)
-    schemas = [(file.path, _parquet_schema(file)) for file in files[:_FILES]]
+    lacking = _incomplete(files, _table_names)
+    schemas = [(file.path, _table_schema(file)) for file in files[:_FILES]]
     column_types([name for name in schemas[0][1].names if name not in lacking], schemas)
     for file in dict.fromkeys((files[0], files[-1])):
         with file.open() as raw:
-            reader = open_parquet(raw, file)
-            for group in dict.fromkeys((0, reader.metadata.num_row_groups - 1)):
+            reader = open_table(raw, file)
+            for group in dict.fromkeys((0, len(reader.group_rows) - 1)):
                 frames += _first_rows(reader, group, file)
     try:
         frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
@@ -164,7 +171,7 @@ def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
             "convert one of them"
         ) from error
     frame = frame.with_columns(_without_decimals(column) for column in frame.iter_columns())
-    unnamed = _unnamed(_parquet_names(files[0]))
+    unnamed = _unnamed(_table_names(files[0]))
     return LogSample(
         paths=paths, kind="parquet", frame=frame.drop(lacking, strict=False), total=max(total, 0), incomplete=lacking,
         unnamed=unnamed,
@@ -184,25 +191,25 @@ def _without_decimals(column: pl.Series) -> pl.Series:
     return column.cast(pl.List(kind) if is_list else kind)
 
 
-def _first_rows(reader: pq.ParquetFile, group: int, file: InputFile) -> list[pl.DataFrame]:
+def _first_rows(reader: TableFile, group: int, file: InputFile) -> list[pl.DataFrame]:
     """Read the first rows of a row group; an empty list if it has none."""
     try:
-        batches = list(islice(reader.iter_batches(_ROWS, row_groups=[group]), 1))
+        batches = list(islice(reader.batches(_ROWS, [group]), 1))
         for batch in batches:
             batch.validate(full=True)  # Polars does not check that text is UTF-8
         tables = [pa.Table.from_batches([batch]) for batch in batches]
         return [to_frame(table.rename_columns(_column_names(table.column_names)), {}) for table in tables]
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except DAMAGE as error:
         raise DataError(f"{file.path}, row group {group}: damaged ({error})") from error
 
 
-def _parquet_schema(file: InputFile) -> pa.Schema:
+def _table_schema(file: InputFile) -> pa.Schema:
     with file.open() as raw:
-        return open_parquet(raw, file).schema_arrow
+        return open_table(raw, file).schema
 
 
-def _parquet_names(file: InputFile) -> list[str]:
-    names: list[str] = _parquet_schema(file).names
+def _table_names(file: InputFile) -> list[str]:
+    names: list[str] = _table_schema(file).names
     twice = next((name for name in names if name and names.count(name) > 1), "")
     if twice:
         raise _repeated(file, twice, names.count(twice))
@@ -218,10 +225,10 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
             break  # a file of one line may be a header alone
     files = (file, *(other for other in files if other is not file))
     is_complete = len(files) == 1 and block.bytes_done >= file.size
-    if _bare(file).endswith(_JSON):
+    if bare_name(file.path).endswith(_JSON):
         check_json_lines(head, file.path)
     if head.lstrip().startswith(b"{"):
-        options = {} if _bare(file).endswith(_JSON) else {"format": "jsonl"}
+        options = {} if bare_name(file.path).endswith(_JSON) else {"format": "jsonl"}
         lacking = _incomplete(files, _json_names)
         frame = _json(head, file).drop(lacking, strict=False)
         sample = LogSample(paths=paths, kind="csv", options=options, frame=frame, total=0, incomplete=lacking)
@@ -234,7 +241,7 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
 def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes, tail: bytes) -> LogSample:
     file, options = files[0], dict[str, Any]()
     mark = _delimiter(head, file)
-    if mark != ("\t" if _bare(file).endswith((".tsv", ".tab")) else ","):
+    if mark != ("\t" if bare_name(file.path).endswith((".tsv", ".tab")) else ","):
         options["delimiter"] = mark
     names, skipped, header_lines = read_header(head, file.path, mark, '"')
     second = read_header(head[skipped:], file.path, mark, '"')[0] if head[skipped:].strip() else []
@@ -267,11 +274,6 @@ def _header(file: InputFile, mark: str) -> list[str]:
     if not front.strip():
         return []
     return read_header(front, file.path, mark, '"')[0]
-
-
-def _bare(file: InputFile) -> str:
-    name = file.path.lower()
-    return next((name.removesuffix(ending) for ending in CODECS if name.endswith(ending)), name)
 
 
 def _delimiter(head: bytes, file: InputFile) -> str:
@@ -387,7 +389,7 @@ def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | Non
 
 def _tail(file: InputFile) -> bytes:
     """Read the last lines of a local, uncompressed file."""
-    if "://" in file.path or file.path.lower().endswith(tuple(CODECS)):
+    if "://" in file.path or compression_of(file.front(), file.path):
         return b""
     with file.open() as raw:
         raw.seek(max(file.size - _TAIL_BYTES, 0))

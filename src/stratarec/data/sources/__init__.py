@@ -20,9 +20,9 @@ from stratarec.data.sources.csv import (
     CsvSource,
 )
 from stratarec.data.sources.files import expand
+from stratarec.data.sources.formats import compression_of, is_text, table_format
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
-from stratarec.data.sources.text import CODECS
 from stratarec.data.splits import SplitConfig
 
 SourceConfig: TypeAlias = Annotated[
@@ -32,9 +32,6 @@ RowsConfig: TypeAlias = AvazuConfig | CriteoConfig | CsvConfig | ParquetConfig
 """Sources whose samples are rows of files."""
 
 __all__ = ["Chunk", "OnBadRow", "RowsConfig", "Source", "SourceConfig", "open_rows", "open_source"]
-
-# Number of bytes from which the format of a file is recognized.
-_FRONT_BYTES = 64
 
 
 def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfig) -> Source:
@@ -52,17 +49,17 @@ def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfi
 def open_rows(config: RowsConfig, on_bad_row: OnBadRow, view: View | None = None) -> CsvSource | ParquetSource:
     """Open a log whose samples are rows of files.
 
-    The first file determines the format, not the recipe: ``kind: csv`` also reads Parquet files, and ``kind: parquet``
-    also reads text.
+    The first file determines the format, not the recipe: ``kind: csv`` also reads Parquet and Arrow
+    files, and ``kind: parquet`` also reads text.
     """
     match config, _format(config.paths):
         case AvazuConfig(), _:
             return AvazuSource(config, on_bad_row, view=view)
-        case CriteoConfig(), "parquet":
+        case CriteoConfig(), "table":
             return ParquetSource(ParquetConfig(paths=config.paths, schema=CRITEO), on_bad_row, view)
         case CriteoConfig(), _:
             return CriteoSource(config, on_bad_row, view=view)
-        case CsvConfig(), "parquet":
+        case CsvConfig(), "table":
             return ParquetSource(ParquetConfig(paths=config.paths, schema=config.schema), on_bad_row, view)
         case ParquetConfig(), "text":
             return CsvSource(CsvConfig(paths=config.paths, schema=config.schema), on_bad_row, view=view)
@@ -74,12 +71,9 @@ def open_rows(config: RowsConfig, on_bad_row: OnBadRow, view: View | None = None
 
 
 def _format(paths: Sequence[str]) -> str:
-    """Return the format of the first file: ``parquet``, ``text``, or an empty string if it is neither."""
+    """Return the format of the first file: ``table``, ``text``, or an empty string if it is neither."""
     first = expand(tuple(paths[:1]))[0]
-    with first.open() as file:
-        front = file.read(_FRONT_BYTES)
-    if front.startswith(b"PAR1"):
-        return "parquet"
-    text = front.decode(errors="ignore")
-    is_text = bool(text.split()) and "".join(text.split()).isprintable()
-    return "text" if is_text or first.path.lower().endswith(tuple(CODECS)) else ""
+    front = first.front()
+    if table_format(front):
+        return "table"
+    return "text" if is_text(front) or compression_of(front, first.path) else ""

@@ -26,10 +26,10 @@ from stratarec.data.columns.text_values import parse_times
 from stratarec.data.schema import DenseFeature, LabelRule, Schema, SparseFeature
 from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, Size, View, chunk_index, set_size
 from stratarec.data.sources.files import InputFile, expand, fingerprint, no_rows
+from stratarec.data.sources.formats import bare_name
 from stratarec.data.sources.text import (
     BLOCK_BYTES,
     BOM,
-    CODECS,
     Block,
     Delimited,
     JsonLines,
@@ -58,7 +58,7 @@ class CsvConfig:
 
     kind: Literal["csv"] = "csv"
     paths: tuple[str, ...] = ()
-    """Files, directories, globs or URLs; .gz, .zst and .bz2 are decompressed."""
+    """Files, directories, globs or URLs; gzip, zstd, bz2, xz, lz4 and zip are decompressed."""
     schema: Schema = field(default_factory=Schema)
     """Columns to use, and the role of each. Other columns are not read."""
     format: Format = "auto"
@@ -360,18 +360,12 @@ def _label_type(rule: str | LabelRule, *, has_several: bool) -> type[pl.DataType
 
 
 def _is_json(config: CsvConfig, file: InputFile) -> bool:
-    return config.format == "jsonl" or (config.format == "auto" and _bare_name(file).endswith(_JSON_SUFFIXES))
+    return config.format == "jsonl" or (config.format == "auto" and bare_name(file.path).endswith(_JSON_SUFFIXES))
 
 
 def _delimiter(config: CsvConfig, file: InputFile) -> str:
-    is_tsv = config.format == "tsv" or (config.format == "auto" and _bare_name(file).endswith(_TSV_SUFFIXES))
+    is_tsv = config.format == "tsv" or (config.format == "auto" and bare_name(file.path).endswith(_TSV_SUFFIXES))
     return config.delimiter or ("\t" if is_tsv else ",")
-
-
-def _bare_name(file: InputFile) -> str:
-    """Return the name of a file in lower case, without a suffix such as ``.gz``."""
-    name = file.path.lower()
-    return next((name.removesuffix(ending) for ending in CODECS if name.endswith(ending)), name)
 
 
 CRITEO_DENSE = tuple(f"I{i}" for i in range(1, 14))
@@ -400,7 +394,7 @@ _AVAZU_COLUMNS = Schema(label="click", sparse=tuple(SparseFeature(name=name) for
 class _PublicConfig:
     kind: str
     paths: tuple[str, ...] = ()
-    """Files, directories, globs or URLs; .gz, .zst and .bz2 are decompressed."""
+    """Files, directories, globs or URLs; gzip, zstd, bz2, xz, lz4 and zip are decompressed."""
     max_line_bytes: Annotated[int, Size("data.source.max_line_bytes")] = 1 << 20
     """Longest line: memory holds a line."""
 

@@ -17,6 +17,7 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from stratarec.data.sources.formats import FRONT_BYTES
 from stratarec.errors import DataError
 from stratarec.io.atomic import open_regular
 from stratarec.io.hashes import file_hashes
@@ -52,6 +53,11 @@ class InputFile:
             system, path = _file_system(self.path)  # a listing may have names of any form
             opened: IO[bytes] = system.open(path, "rb")
         return opened
+
+    def front(self) -> bytes:
+        """Return the first bytes of the file as it is stored, from which its format is recognized."""
+        with self.open() as file:
+            return file.read(FRONT_BYTES)
 
 
 def expand(paths: tuple[str, ...]) -> tuple[InputFile, ...]:

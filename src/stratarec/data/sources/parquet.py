@@ -1,21 +1,21 @@
-"""Parquet logs with the columns that the schema of a recipe names, read in batches of rows."""
+"""Parquet and Arrow logs with the columns that the schema of a recipe names, read in batches of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from stratarec.data.columns.converter import BadRows, Converter, OnBadRow, check_present
 from stratarec.data.schema import Schema
 from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, View, chunk_index
 from stratarec.data.sources.files import InputFile, expand, fingerprint, no_rows
+from stratarec.data.sources.table_files import DAMAGE, TableFile, open_table
 from stratarec.errors import DataError
 
 _CHUNK_ROWS = 1 << 18
@@ -23,17 +23,17 @@ _CHUNK_ROWS = 1 << 18
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetConfig:
-    """Paths and columns of a Parquet log."""
+    """Paths and columns of a Parquet or Arrow log."""
 
     kind: Literal["parquet"] = "parquet"
     paths: tuple[str, ...] = ()
-    """Files, directories, globs or URLs."""
+    """Files, directories, globs or URLs; Parquet or Arrow (Feather) files."""
     schema: Schema = field(default_factory=Schema)
     """Columns to use, and the role of each. Other columns are not read."""
 
 
 class ParquetSource:
-    """Rows of Parquet files in file order."""
+    """Rows of Parquet and Arrow files in file order."""
 
     divisible = True
 
@@ -87,20 +87,12 @@ class FileSlice:
     bytes_done: int
 
 
-def open_parquet(raw: IO[bytes], file: InputFile) -> pq.ParquetFile:
-    """Return the reader of a file. Raises `DataError` if it is not a Parquet file."""
-    try:
-        return pq.ParquetFile(raw)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file.path}: not a Parquet file, or damaged ({error}); write it again as Parquet") from error
-
-
 def count_rows(files: tuple[InputFile, ...]) -> int:
-    """Return the number of rows of all files, according to their footers."""
+    """Return the number of rows of all files, as the files state them."""
     total = 0
     for file in files:
         with file.open() as raw:
-            total += int(open_parquet(raw, file).metadata.num_rows)
+            total += open_table(raw, file).rows
     return total
 
 
@@ -114,8 +106,8 @@ def parquet_pieces(
     types, bytes_before = column_types(columns, _schemas(files)), 0
     for number, file in enumerate(files):
         with file.open() as raw:
-            reader = open_parquet(raw, file)
-            if not reader.metadata.num_rows and len(files) == 1:
+            reader = open_table(raw, file)
+            if not reader.rows and len(files) == 1:
                 raise no_rows(file)
             for ordinal, run in enumerate(_runs(reader, file.path) if share.has_file(number) else ()):
                 first_row, indexes = run.first_row, [chunk_index(number, piece) for piece in run.pieces]
@@ -129,7 +121,7 @@ def parquet_pieces(
                             file=number,
                             first_row=first_row + 1,
                             frame=frame,
-                            bytes_done=bytes_before + int(file.size * last_row / reader.metadata.num_rows),
+                            bytes_done=bytes_before + int(file.size * last_row / reader.rows),
                         )
                     first_row = last_row
         bytes_before += file.size
@@ -151,9 +143,9 @@ class _Run:
         return -(-self.rows // len(self.pieces))
 
 
-def _runs(reader: pq.ParquetFile, path: str) -> Iterator[_Run]:
-    sizes = [reader.metadata.row_group(group).num_rows for group in range(reader.metadata.num_row_groups)]
-    if min(sizes, default=0) < 0 or sum(sizes) != reader.metadata.num_rows:
+def _runs(reader: TableFile, path: str) -> Iterator[_Run]:
+    sizes = reader.group_rows
+    if min(sizes, default=0) < 0 or sum(sizes) != reader.rows:
         raise DataError(f"{path}: damaged (its footer counts more or fewer rows than its row groups have)")
     first, first_row, rows, piece = 0, 0, 0, 0
     for group, size in enumerate([*sizes, _CHUNK_ROWS]):
@@ -165,7 +157,7 @@ def _runs(reader: pq.ParquetFile, path: str) -> Iterator[_Run]:
 
 
 def _frames(
-    reader: pq.ParquetFile, path: str, run: _Run, columns: list[str], types: Mapping[str, pa.DataType]
+    reader: TableFile, path: str, run: _Run, columns: list[str], types: Mapping[str, pa.DataType]
 ) -> Iterator[pl.DataFrame]:
     """Read the pieces of a run one after another, so that memory holds one piece and not a whole row group."""
     rows = 0
@@ -175,19 +167,19 @@ def _frames(
             if rows > run.rows:
                 break
             yield to_frame(table, types)
-    except (pa.ArrowException, OSError, MemoryError) as error:
+    except DAMAGE as error:
         raise _damaged(path, run, _reason(error)) from error
     if rows != run.rows:
         raise _damaged(path, run, f"damaged (it has {rows:,} rows, and {run.rows:,} by its footer)")
 
 
-def _tables(reader: pq.ParquetFile, run: _Run, columns: list[str]) -> Iterator[pa.Table]:
+def _tables(reader: TableFile, run: _Run, columns: list[str]) -> Iterator[pa.Table]:
     if len(run.pieces) == 1:
         # Row groups are read one by one, because pyarrow cannot read dictionary-encoded lists of text from several.
-        yield pa.concat_tables(reader.read_row_group(group, columns) for group in run.groups)
+        yield pa.concat_tables(reader.read_group(group, columns) for group in run.groups)
         return
     batches: list[pa.RecordBatch] = []
-    for batch in reader.iter_batches(run.piece_rows, list(run.groups), columns):
+    for batch in reader.batches(run.piece_rows, run.groups, columns):
         batches.append(batch)
         if sum(part.num_rows for part in batches) >= run.piece_rows:
             yield pa.Table.from_batches(batches)
@@ -211,9 +203,9 @@ def _schemas(files: Iterable[InputFile]) -> Iterator[tuple[str, pa.Schema]]:
     """Yield path and schema of each file with rows. Without rows, the types of columns are arbitrary."""
     for file in files:
         with file.open() as raw:
-            reader = open_parquet(raw, file)
-            if reader.metadata.num_rows:
-                yield file.path, reader.schema_arrow
+            reader = open_table(raw, file)
+            if reader.rows:
+                yield file.path, reader.schema
 
 
 def column_types(names: Sequence[str], schemas: Iterable[tuple[str, pa.Schema]]) -> dict[str, pa.DataType]:

@@ -24,12 +24,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from stratarec.data.columns.converter import BadRows
 from stratarec.data.columns.text_values import lists_from_text
 from stratarec.data.sources.files import InputFile
+from stratarec.data.sources.formats import DAMAGE, compression_of, decompressed_stream, refuse_packed
 from stratarec.errors import DataError
 from stratarec.io.names import shell_word
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from stratarec.kernels.csv_records import Records
 
 BLOCK_BYTES = 16 << 20
-CODECS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 BOM = b"\xef\xbb\xbf"
 # Number of bytes that are compared at a time, so that the result stays in the processor's cache.
 _COMPARE_BYTES = 1 << 18
@@ -126,13 +125,12 @@ def _count_byte(content: bytes, mark: str) -> int:
 def estimate_rows(files: tuple[InputFile, ...], max_line_bytes: int, encoding: str = "utf-8") -> int:
     """Estimate the number of rows of all files from the first block. Compressed text is assumed to be four times as
     large when decompressed."""
-    fronts = (next(read_blocks(file, 1 << 20, max_line_bytes, encoding=encoding)) for file in files)
-    first = next((front for front in fronts if front.content), None)
-    if first is None:
-        return 1
-    bytes_a_row = len(first.content) / max(first.content.count(b"\n"), 1)
-    text_bytes = sum(file.size * (4 if file.path.endswith(tuple(CODECS)) else 1) for file in files)
-    return max(int(text_bytes / bytes_a_row), 1)
+    for file in files:
+        front = next(read_blocks(file, 1 << 20, max_line_bytes, encoding=encoding)).content
+        if front:
+            text_bytes = sum(file.size for file in files) * (4 if compression_of(file.front(), file.path) else 1)
+            return max(int(text_bytes / (len(front) / max(front.count(b"\n"), 1))), 1)
+    return 1
 
 
 def _last_line_end(data: bytes, quote: bytes, in_quotes: bool) -> tuple[int, bool]:
@@ -198,8 +196,10 @@ def _line_too_long(path: str, line: int, max_bytes: int) -> DataError:
 
 def _text(raw: IO[bytes], file: InputFile, block_bytes: int, encoding: str) -> Iterator[bytes]:
     """Yield the content of a file, decompressed and converted to UTF-8."""
-    pieces = _decompressed(raw, file, block_bytes)
+    codec = compression_of(file.front(), file.path)
+    pieces = _decompressed(raw, file.path, codec, block_bytes)
     first = next(pieces, b"")
+    refuse_packed(first, file.path, codec)
     _check_front(first, file.path, encoding)
     pieces = chain([first], pieces)
     yield from pieces if encoding == "utf-8" else _transcoded(pieces, file.path, encoding)
@@ -207,8 +207,6 @@ def _text(raw: IO[bytes], file: InputFile, block_bytes: int, encoding: str) -> I
 
 def _check_front(front: bytes, path: str, encoding: str) -> None:
     """Refuse a file whose first bytes show that it is not text in `encoding` with lines that end in a line feed."""
-    if front.startswith(b"PAR1"):
-        raise DataError(f"{path}: a Parquet file, expected text; write it as text")
     if encoding != "utf-8":
         return
     wide = next((name for mark, name in _WIDE if front.startswith(mark)), "")
@@ -269,15 +267,14 @@ def _reencode(encoding: str) -> str:
     return f"set data.source.encoding, such as {encoding}, or convert the file (iconv -f {encoding} -t utf-8)"
 
 
-def _decompressed(raw: IO[bytes], file: InputFile, block_bytes: int) -> Iterator[bytes]:
-    codec = next((codec for ending, codec in CODECS.items() if file.path.endswith(ending)), None)
+def _decompressed(raw: IO[bytes], path: str, codec: str, block_bytes: int) -> Iterator[bytes]:
     try:
-        stream = raw if codec is None else pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec)
+        stream = decompressed_stream(raw, path, codec)
         while data := stream.read(block_bytes):
             yield data
-    except (OSError, pa.ArrowException, EOFError) as error:
+    except DAMAGE as error:
         fault = f"damaged or truncated {codec}" if codec else "unreadable"
-        raise DataError(f"{file.path}: {fault} ({error})") from error
+        raise DataError(f"{path}: {fault} ({error})") from error
 
 
 @dataclass(frozen=True, kw_only=True)

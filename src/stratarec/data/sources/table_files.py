@@ -1,0 +1,98 @@
+"""Files of typed columns, Parquet and Arrow (Feather), read in groups of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import IO, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stratarec.data.sources.files import InputFile
+from stratarec.data.sources.formats import FRONT_BYTES, refuse_foreign, table_format
+from stratarec.errors import DataError
+
+DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError)
+"""Exceptions for damaged files."""
+
+
+class TableFile(Protocol):
+    """An open file. Its row groups can be read one by one."""
+
+    schema: pa.Schema
+    rows: int
+    """Number of rows, as the file states it."""
+    group_rows: list[int]
+    """Number of rows of each row group."""
+
+    def read_group(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Read columns of one row group."""
+        ...
+
+    def batches(
+        self, rows: int, groups: Sequence[int], columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of some groups in batches of at most `rows` rows; by default all columns."""
+        ...
+
+
+class _ParquetFile:
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._file = pq.ParquetFile(raw)
+        metadata = self._file.metadata
+        self.schema, self.rows = self._file.schema_arrow, int(metadata.num_rows)
+        self.group_rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+
+    def read_group(self, group: int, columns: Sequence[str]) -> pa.Table:
+        return self._file.read_row_group(group, list(columns))
+
+    def batches(
+        self, rows: int, groups: Sequence[int], columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        yield from self._file.iter_batches(rows, list(groups), columns if columns is None else list(columns))
+
+
+class _ArrowFile:
+    """An Arrow file, whose row groups are its record batches. Memory holds the columns of one record batch."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self.schema = self._open(None).schema
+        # The format has no table of sizes, so the first column of each batch is read.
+        reader = self._open([0])
+        self.group_rows = [reader.get_batch(group).num_rows for group in range(reader.num_record_batches)]
+        self.rows = sum(self.group_rows)
+
+    def _open(self, fields: list[int] | None) -> pa.RecordBatchFileReader:
+        self._raw.seek(0)
+        options = pa.ipc.IpcReadOptions(included_fields=fields or [])
+        return pa.ipc.open_file(pa.PythonFile(self._raw, mode="r"), options=options)
+
+    def read_group(self, group: int, columns: Sequence[str]) -> pa.Table:
+        return pa.Table.from_batches(list(self.batches(max(self.group_rows[group], 1), [group], columns)))
+
+    def batches(
+        self, rows: int, groups: Sequence[int], columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        reader = self._open(None if columns is None else [self.schema.get_field_index(name) for name in columns])
+        for group in groups:
+            batch = reader.get_batch(group)
+            batch.validate(full=True)  # Arrow does not check offsets, which would address other memory
+            batch = batch if columns is None else batch.select(list(columns))
+            for first in range(0, max(batch.num_rows, 1), rows):
+                yield batch.slice(first, rows)
+
+
+def open_table(raw: IO[bytes], file: InputFile) -> TableFile:
+    """Return the reader of an open file. Raises `DataError` if it is neither a Parquet nor an Arrow file."""
+    front = raw.read(FRONT_BYTES)
+    raw.seek(0)
+    refuse_foreign(front, file.path)
+    name = table_format(front) or "Parquet"
+    try:
+        reader: TableFile = _ArrowFile(raw) if name == "Arrow" else _ParquetFile(raw)
+        reader.schema.names  # decodes them  # noqa: B018
+    except DAMAGE as error:
+        kind = "a Parquet" if name == "Parquet" else "an Arrow"
+        raise DataError(f"{file.path}: not {kind} file, or damaged ({error}); write it again as {name}") from error
+    return reader
