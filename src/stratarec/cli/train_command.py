@@ -48,6 +48,7 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.recipe import Recipe, leaves, read_content
     from stratarec.reporting.metric_texts import verdict
     from stratarec.training.checkpoint import SETTLED
+    from stratarec.training.run.mirror import RunMirror
     from stratarec.training.run.run_directory import RECIPE, read_recipe
     from stratarec.training.trainer import Trainer
 
@@ -56,10 +57,15 @@ def train(args: argparse.Namespace) -> None:
     with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}) as mesh:
         dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
         plan = Plan.load(Path(args.plan)) if args.plan else None
+        progress = progress_of(args)
+        if args.resume and recipe.train.mirror:  # before the recipe of the run is read
+            mesh.first(
+                lambda: RunMirror(recipe.train.mirror, Path(recipe.run), progress).prepare(resume=True, overwrite=False)
+            )
         bases = [path for path in (recipe.run if args.resume else "", args.earlier or "") if path]
         base = next((path for path in map(Path, bases) if (path / RECIPE).is_file()), None)
         trainer = Trainer(
-            recipe, dataset, progress_of(args), plan=plan, mesh=mesh, named=leaves(content),
+            recipe, dataset, progress, plan=plan, mesh=mesh, named=leaves(content),
             earlier=None if base is None else read_recipe(base),
         )  # fmt: skip
         # With its first checkpoint, a run leaves a note. If torchrun restarts the processes after that, they resume

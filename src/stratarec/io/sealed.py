@@ -50,6 +50,11 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
     write_json(path, {**content, _SEAL: content_hash(content)})
 
 
+def sealed_text(content: Mapping[str, Any]) -> str:
+    """Return JSON data together with its hash as text."""
+    return json.dumps({**content, _SEAL: content_hash(content)}, sort_keys=True, allow_nan=False)
+
+
 def read_sealed(path: Path, model: type[M], advice: str, error: type[StrataError] = DatasetError) -> M:
     """Read a sealed file as a `model`, in which the field ``format`` is a literal.
 
@@ -60,17 +65,41 @@ def read_sealed(path: Path, model: type[M], advice: str, error: type[StrataError
     error : type
         Raised if the file is missing, changed, of another format or invalid. The message names the file and the field.
     """
-    version = model.model_fields["format"].annotation.__args__[0]  # type: ignore[union-attr]
-    return validate(model, read_unvalidated(path, version, advice, error), str(path), advice, error)
+    return validate(model, read_unvalidated(path, _version(model), advice, error), str(path), advice, error)
+
+
+def parse_sealed(text: bytes, origin: str, model: type[M], advice: str, error: type[StrataError] = DatasetError) -> M:
+    """Parse the content of a sealed file as `read_sealed` does. `origin` is the name of the file in messages."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as fault:
+        raise error(f"{origin} is damaged: not JSON ({fault}); {advice}") from fault
+    if not isinstance(content, dict):
+        raise error(f"{origin}: expected an object, got {_short(content)}; {advice}")
+    return validate(model, _unsealed(content, _version(model), origin, advice, error), origin, advice, error)
+
+
+def _version(model: type[pydantic.BaseModel]) -> int:
+    version: int = model.model_fields["format"].annotation.__args__[0]  # type: ignore[union-attr]
+    return version
 
 
 def read_unvalidated(path: Path, version: int, advice: str, error: type[StrataError] = DatasetError) -> dict[str, Any]:
     """Read a sealed file of format `known` without validating its fields."""
-    content = read_object(path, advice, error)
-    if content.get("format") != version or isinstance(content["format"], bool):
-        raise error(f"{path}: format {_short(content.get('format'))}, expected {version}; {advice}")
+    return _unsealed(read_object(path, advice, error), version, str(path), advice, error)
+
+
+def _unsealed(
+    content: dict[str, Any], version: int, origin: str, advice: str, error: type[StrataError]
+) -> dict[str, Any]:
+    """Check format and seal of JSON data, and return the data without the seal."""
+    number = content.get("format")
+    if number != version or isinstance(number, bool):
+        newer = isinstance(number, int) and not isinstance(number, bool) and number > version
+        by = ", which a newer version of StrataRec writes" if newer else ""
+        raise error(f"{origin}: format {_short(number)}{by}, expected {version}; {advice}")
     if content.pop(_SEAL, None) != content_hash(content):
-        raise error(f"{path} was changed after it was written: its hash does not match; {advice}")
+        raise error(f"{origin} was changed after it was written: its hash does not match; {advice}")
     return content
 
 

@@ -11,6 +11,7 @@ from stratarec.config.validate import check_directory, check_finite, check_range
 from stratarec.data.dataset.row_group import Unit
 from stratarec.embedding.optimizers import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
+from stratarec.io.remote import check_store_url
 from stratarec.models.metrics import MetricName
 
 # More threads fail to start or make the machine unusable.
@@ -142,6 +143,9 @@ class TrainConfig:
     """Average of the network's weights over steps."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Checkpoint schedule."""
+    mirror: str = ""
+    """Directory in an object store, such as ``s3://bucket/runs/clicks``, to which every checkpoint is copied. Training
+    does not wait for it. With ``--resume``, a run continues from there on another machine. Empty for no copy."""
     log_every: int = 50
     """Number of steps between two points of the loss curve."""
     curves: tuple[CurveKind, ...] = ("tensorboard",)
@@ -203,6 +207,8 @@ class TrainConfig:
                 )
         if self.run:
             check_directory(self.run, "train.run")
+        if self.mirror:
+            check_store_url(self.mirror, "train.mirror")
         if self.trace and not self.traced_steps:
             raise ConfigError(
                 f"train.trace is {self.trace!r}, expected a first and a last step, at most {_MOST_TRACED} in all, such "

@@ -49,8 +49,8 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     """Return the model, optimizer and data settings that a checkpoint must match to be resumed."""
     content = recipe.to_dict()
     free = (
-        "run", "epochs", "max_steps", "threads", "checkpoint", "log_every", "report", "curves", "trace", "eval_every",
-        "early_stopping", "calibration", "device",
+        "run", "epochs", "max_steps", "threads", "checkpoint", "mirror", "log_every", "report", "curves", "trace",
+        "eval_every", "early_stopping", "calibration", "device",
     )  # fmt: skip
     train = {key: value for key, value in content["train"].items() if key not in free}
     if recipe.hot.separate_batches:  # another order of samples

@@ -46,6 +46,7 @@ from stratarec.training.final_evaluation import FinalEvaluation, TrainResult
 from stratarec.training.gpu_memory import check_rows_device, on_gpu
 from stratarec.training.loop import Cadence, Curves, EvaluationCallback, Loop, StopSignal, Validation
 from stratarec.training.resolve import load_training_state, remarks, resolve
+from stratarec.training.run.mirror import RunMirror
 from stratarec.training.run.open_run import check_identity, open_warm_start
 from stratarec.training.run.run_directory import (
     FILES,
@@ -121,6 +122,7 @@ class Trainer:
         self.threads = ThreadTuner(self.config.threads, self.mesh.ranks // self.mesh.hosts, self._may_differ)
         self.state = TrainingState()
         self._used = False
+        self._copy_to_mirror: Callable[[], None] = lambda: None
 
     # Parts of the run. They are built when they are first used, after `train` has claimed the directory.
 
@@ -188,7 +190,7 @@ class Trainer:
         return CheckpointManager(
             folder=self._directory.checkpoints, model=self.model, optimizer=self.optimizer, average=self.stages.average,
             members=self.members, config=self.config, identity=self._identity, mesh=self.mesh,
-            saved=self._directory.settle,
+            saved=self._after_checkpoint,
         )  # fmt: skip
 
     @cached_property
@@ -303,7 +305,10 @@ class Trainer:
                 # The earlier run is checked before any file of this run is written.
                 start = open_warm_start(earlier, self.run, self._identity, self.dataset, self.mesh)
                 warm_start = stack.enter_context(start)
+            mirror = self._open_mirror(resume=resume, overwrite=overwrite)
             last = stack.enter_context(opened(self._directory, self.mesh, resume=resume, overwrite=overwrite))
+            if mirror is not None:
+                self._copy_to_mirror = stack.enter_context(mirror.copying())
             # The first use of `loop` builds all parts, before torch's random state is set.
             self.loop.wait_for_kernels = compiled
             stack.enter_context(torch_settings(threads=self.threads.threads, seed=self.config.seed))
@@ -318,6 +323,22 @@ class Trainer:
                     self.progress.say(f"starting from {warm_start.path}")
                     self._checkpoints.save(self.state)  # so resuming does not need the earlier run
             yield last
+
+    def _open_mirror(self, *, resume: bool, overwrite: bool) -> RunMirror | None:
+        """Open the mirror of the run, on the first rank, and copy what a resumed run lacks. None without a mirror."""
+        mirrors: list[RunMirror] = []
+
+        def prepare() -> None:
+            mirrors.append(RunMirror(self.config.mirror, self.run, self.progress))
+            mirrors[0].prepare(resume=resume, overwrite=overwrite)
+
+        if self.config.mirror:
+            self.mesh.first(prepare)
+        return mirrors[0] if mirrors else None
+
+    def _after_checkpoint(self) -> None:
+        self._directory.settle()
+        self._copy_to_mirror()
 
     def _fit_trees(self, stack: ExitStack) -> None:
         """Start to fit the trees of a new ensemble, if it has some and validation can choose their weights."""

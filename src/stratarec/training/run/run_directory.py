@@ -8,6 +8,7 @@ tensorboard/      curves
 result.json       result of the final test; report.html shows it
 trace.json        trace of some steps, if `train.trace` asks for it
 files.json        hashes of report, trace and curves, written at the end of a session
+mirror.json       identity of the run in its mirror, if `train.mirror` names one
 
 The JSON files are sealed, and their fields are checked when they are read, because a run may come from another user.
 """
@@ -51,11 +52,12 @@ PLAN = "plan.json"
 REPORT = "report.html"
 TRACE = "trace.json"
 FILES = "files.json"
+MIRROR = "mirror.json"
 RUN = DirectoryKind(
     name="run",
     field="train.run",
     content=(
-        RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, REPORT, TRACE, FILES, "predictions-*.parquet",
+        RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, REPORT, TRACE, FILES, MIRROR, "predictions-*.parquet",
         "explanation.html", "export", "export.delta", "periods",
     ),
 )  # fmt: skip
