@@ -1,7 +1,7 @@
 """Input files by paths, globs, directories and URLs, with clear errors.
 
 A recipe may be untrusted, and some file systems of fsspec run templates, open archives or read the memory of this
-process. So only URLs with one of `PROTOCOLS` are opened, and chained URLs are refused.
+process. So only URLs with one of `remote.PROTOCOLS` are opened, and chained URLs are refused.
 """
 
 from __future__ import annotations
@@ -21,13 +21,8 @@ from stratarec.data.sources.formats import FRONT_BYTES
 from stratarec.errors import DataError
 from stratarec.io.atomic import open_regular
 from stratarec.io.hashes import file_hashes
+from stratarec.io.remote import PROTOCOLS, URL, hide_secrets
 
-PROTOCOLS = {
-    "file": "fsspec", "http": '"fsspec[http]"', "https": '"fsspec[http]"', "s3": "s3fs", "gs": "gcsfs", "az": "adlfs",
-    "abfs": "adlfs", "hf": "huggingface_hub",
-}  # fmt: skip
-"""Protocols of URLs that may be read, and the package that reads each."""
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 # Prefixes of hidden files and directories, as in Spark and Hive.
 _HIDDEN = re.compile(r"/[._]")
 
@@ -48,7 +43,7 @@ class InputFile:
         with _as_data_error(self.path):
             # Not opened by fsspec, which would interpret some names as patterns and would wait for the writer of a
             # pipe.
-            if not _URL.match(self.path):
+            if not URL.match(self.path):
                 return open_regular(self.path)
             system, path = _file_system(self.path)  # a listing may have names of any form
             opened: IO[bytes] = system.open(path, "rb")
@@ -119,7 +114,7 @@ def _files_below(system: Any, folder: str) -> dict[str, dict[str, Any]]:
 
 def _file_system(pattern: str) -> tuple[Any, str]:
     """Return the file system of a path or URL, and the path in that file system."""
-    url, chain = _URL.match(pattern), "::" in pattern and "://" in pattern
+    url, chain = URL.match(pattern), "::" in pattern and "://" in pattern
     if url is None and not chain:  # fsspec would split some paths
         return LocalFileSystem(), LocalFileSystem._strip_protocol(pattern)
     if url is None or chain or url[1] not in PROTOCOLS:
@@ -151,7 +146,7 @@ def _as_data_error(pattern: str) -> Iterator[None]:
         advice = f"{protocol}:// needs a library that is not installed; pip install {PROTOCOLS[protocol]}"
         raise DataError(f"{pattern}: {advice} ({error})") from error
     except Exception as error:
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+        reason = hide_secrets(str(getattr(error, "strerror", None) or error)) or type(error).__name__
         raise DataError(f"{pattern!r}: cannot be read: {reason}; check data.source.paths") from error
 
 
@@ -173,7 +168,7 @@ def hash_logs(paths: Sequence[str], advance: Callable[[int], object] = lambda do
 
     Files that were hashed earlier and have not changed are not read again.
     """
-    local = [path for path in paths if not _URL.match(path)]
+    local = [path for path in paths if not URL.match(path)]
     try:
         return dict(zip(local, file_hashes([Path(path) for path in local], advance=advance), strict=True))
     except OSError as error:
