@@ -11,6 +11,7 @@ from stratarec.cli.arguments import add_device, add_json, add_run, print_lines, 
 from stratarec.errors import Alarm
 
 if TYPE_CHECKING:
+    from stratarec.training.export.publish import PublishTarget
     from stratarec.training.run.periods import Period
 
 # Maximum number of unknown values of a column that `forget` prints.
@@ -26,8 +27,8 @@ def _continue_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--publish",
         metavar="DIR",
-        help="after each period, write its changes to DIR as a delta for Scorer.update; write a full export the first "
-        "time, and when more than a quarter of the rows differ",
+        help="after each period, write its changes to DIR (a directory, or the URL of one in an object store) as a "
+        "delta for Scorer.update; write a full export the first time, and when more than a quarter of the rows differ",
     )
     command.add_argument(
         "--alert",
@@ -50,16 +51,26 @@ def continue_run(args: argparse.Namespace) -> None:
     """Add each file to the run as a period: score it, train on it, and commit the result."""
     from stratarec.io.atomic import check_output
     from stratarec.io.owned_directory import named_directory
-    from stratarec.training.continual.continual_run import continue_run as run_periods
-    from stratarec.training.continual.period_checks import alarms
 
     if args.output:
         check_output(Path(args.output).resolve(), ".html")
-    run, messages, published = named_directory(args.run), list[str](), ""
     if args.publish:
-        from stratarec.training.export.publish import check_publish, publish
+        from stratarec.training.export.publish import PublishTarget
 
-        check_publish(run, Path(args.publish))
+        with PublishTarget(args.publish) as target:
+            target.check(named_directory(args.run))
+            _continue_and_publish(args, target)
+    else:
+        _continue_and_publish(args, None)
+
+
+def _continue_and_publish(args: argparse.Namespace, target: PublishTarget | None) -> None:
+    """Add the periods, and publish each one if there is a target."""
+    from stratarec.io.owned_directory import named_directory
+    from stratarec.training.continual.continual_run import continue_run as run_periods
+    from stratarec.training.continual.period_checks import alarms
+
+    run, messages, published = named_directory(args.run), list[str](), ""
     for period, is_new in run_periods(run, args.files, progress_of(args), args.device):
         messages = alarms(period.to_dict())
         if args.json:
@@ -69,13 +80,13 @@ def continue_run(args: argparse.Namespace) -> None:
         else:
             print_lines(f"period {period.number}: {period.file} is already part of the run; skipped")
         published = ""
-        if args.publish and is_new:
-            published = publish(run, Path(args.publish))
+        if target is not None and is_new:
+            published = target.publish(run)
             print_lines(*([] if args.json else [f"export {published}"]))
         if args.output:
             _write_report(Path(args.output), args.run, run, messages)
-    if args.publish and not published:  # an earlier command may have stopped between a period and its delta
-        published = publish(run, Path(args.publish))
+    if target is not None and not published:  # an earlier command may have stopped between a period and its delta
+        published = target.publish(run)
         print_lines(*([] if args.json else [f"export {published}"]))
     if args.alert and messages:
         raise Alarm(f"{args.run}, period {period.number}: {'; '.join(messages)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -345,7 +346,11 @@ def _explain_row(args: argparse.Namespace, trained: TrainedModel, logs: list[str
 
 def _export_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", help=RUN_HELP)
-    command.add_argument("-o", "--output", help="directory of the export (default: export in the run)")
+    command.add_argument(
+        "-o",
+        "--output",
+        help="directory of the export, or the URL of one in an object store (default: export in the run)",
+    )
     command.add_argument(
         "--since", metavar="EXPORT", help="also write the changes since EXPORT to OUTPUT.delta, for Scorer.update"
     )
@@ -364,27 +369,41 @@ def _export_options(command: argparse.ArgumentParser) -> None:
 def export(args: argparse.Namespace) -> None:
     """Export a trained model."""
     from stratarec.io.atomic import check_absent
-    from stratarec.serving.export_manifest import MANIFEST, ExportManifest
+    from stratarec.io.remote import check_store_url, is_url, local_copy, upload_directory
+    from stratarec.io.scratch import reading_directory
+    from stratarec.serving.export_manifest import DELTA, MANIFEST, ExportManifest
     from stratarec.serving.exported_model import ExportedModel
     from stratarec.training.export.export import export as run
     from stratarec.training.export.write_delta import write_delta
     from stratarec.training.run.open_run import open_run
 
-    output = output_of(args, "export")
-    # If an earlier call was killed between export and delta, the export exists. It is then checked and kept.
-    repeated = bool(args.since and output.name) and (output / MANIFEST).is_file()
-    if not repeated:
-        check_absent(output)
-    delta = output.with_name(f"{output.name}.delta")
-    if args.since:
-        check_absent(delta)
-        ExportManifest.read(Path(args.since))
-    with open_run(args.run, same_samples=False) as trained:
-        run(trained, output, onnx=args.onnx, repeated=repeated)
-        print_lines(f"export {output}; model: {trained.description}")
-    if args.since:
-        share = write_delta(ExportedModel.open(Path(args.since)), output, delta)
-        if share is None:
-            print_lines(f"no delta: more than a quarter of the rows differ from {args.since}; use {output} instead")
+    with ExitStack() as stack:
+        since = Path(stack.enter_context(local_copy(args.since, "--since"))) if args.since else None
+        if is_url(args.output or ""):
+            place, output = args.output.rstrip("/"), stack.enter_context(reading_directory()) / "export"
+            check_store_url(place, "--output")
         else:
-            print_lines(f"delta  {delta}, {share:.1%} of the rows, relative to {args.since}")
+            output = output_of(args, "export")
+            place = str(output)
+        delta, delta_place = output.with_name(f"{output.name}.delta"), f"{place}.delta"
+        # If an earlier call was killed between export and delta, the export exists. It is then checked and kept.
+        repeated = bool(since and output.name) and (output / MANIFEST).is_file()
+        if not repeated:
+            check_absent(output)
+        if since:
+            check_absent(delta)
+            ExportManifest.read(since)
+        with open_run(args.run, same_samples=False) as trained:
+            run(trained, output, onnx=args.onnx, repeated=repeated)
+            if is_url(place):
+                upload_directory(output, place, MANIFEST, "--output")
+            print_lines(f"export {place}; model: {trained.description}")
+        if since is None:
+            return
+        share = write_delta(ExportedModel.open(since), output, delta)
+        if share is None:
+            print_lines(f"no delta: more than a quarter of the rows differ from {args.since}; use {place} instead")
+            return
+        if is_url(place):
+            upload_directory(delta, delta_place, DELTA, "--output")
+        print_lines(f"delta  {delta_place}, {share:.1%} of the rows, relative to {args.since}")

@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stratarec.errors import ConfigError, StorageError, StrataError
+from stratarec.io.scratch import reading_directory
 
 PROTOCOLS = {
     "file": "fsspec",
@@ -158,6 +159,15 @@ class RemoteDirectory:
             file.parent.mkdir(parents=True, exist_ok=True)
             self._system.get_file(f"{self._path}/{name}", str(file))
 
+    def download_all(self, folder: Path) -> list[str]:
+        """Copy all objects to a local directory, and return their names."""
+        names = [*self.sizes()]
+        for name in names:
+            if not {"", ".", ".."}.isdisjoint(name.split("/")) or "\0" in name:
+                raise StorageError(f"{self.url} has the object {name[:80]!r}, whose name is not a path; remove it")
+            self.download(name, folder / name)
+        return names
+
     def remove(self, names: Iterable[str]) -> None:
         """Delete objects."""
         with remote_errors(self.url, "changed"):
@@ -167,9 +177,48 @@ class RemoteDirectory:
 
 def upload_file(file: Path, url: str, field: str) -> None:
     """Copy a local file to the object `url`."""
-    check_store_url(url, field)
-    with remote_errors(url, "written"):
-        import fsspec
+    folder, _, name = url.rpartition("/")
+    RemoteDirectory(folder, field).upload(file, name)
 
-        system, path = fsspec.core.url_to_fs(url)
-        system.put_file(str(file), path)
+
+def upload_directory(folder: Path, url: str, last: str, field: str) -> None:
+    """Copy a directory to an object store. The file `last`, which lists the others, is written at the end.
+
+    If a process is killed before, the next call with the same files completes the copy.
+
+    Raises
+    ------
+    StorageError
+        If the directory cannot be written, or if it has another file `last` already.
+    """
+    remote = RemoteDirectory(url, field)
+    if last in remote.sizes():
+        if remote.read(last) != (folder / last).read_bytes():
+            raise StorageError(f"cannot write {remote}: it exists; remove it, or name another {field}")
+        return
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder).as_posix()
+        if file.is_file() and name != last:
+            remote.upload(file, name)
+    remote.write(last, (folder / last).read_bytes(), new=True)
+
+
+@contextmanager
+def local_copy(place: str | Path, field: str) -> Iterator[Path]:
+    """Yield a directory of this machine. For the URL of a directory, copy it to ``TMPDIR`` until the context ends.
+
+    Files that are open or mapped at the end can still be read.
+
+    Raises
+    ------
+    StorageError
+        If the URL has no objects, cannot be read, or has an object whose name is no path below it.
+    """
+    if not is_url(place):
+        yield Path(place)
+        return
+    remote = RemoteDirectory(str(place), field)
+    with reading_directory() as folder:
+        if not remote.download_all(folder):
+            raise StorageError(f"{remote} has no files; name another {field}")
+        yield folder

@@ -23,6 +23,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.config.validate import check_choice
 from stratarec.errors import ConfigError, ExportError
 from stratarec.io.names import as_html
+from stratarec.io.remote import local_copy
 from stratarec.kernels.runtime.threads import within_cores
 from stratarec.models.base import autocast, probabilities
 from stratarec.models.history import History
@@ -78,6 +79,8 @@ class Scorer:
 
         Parameters
         ----------
+        folder : str or Path
+            Directory, or the URL of a directory in an object store, which is copied to ``TMPDIR`` while it is opened.
         runtime : {"auto", "onnxruntime", "torch"}
             Library that computes the network. ONNX Runtime is faster for single rows, and its scores differ from
             torch's by at most about 1e-6. ``auto``: ONNX Runtime if ``stratarec[onnx]`` is installed and ONNX can
@@ -90,7 +93,8 @@ class Scorer:
         ConfigError
             If `runtime` is ``onnxruntime``, which cannot be used.
         """
-        return cls(ExportedModel.open(Path(folder)), runtime)
+        with local_copy(folder, "export") as path:
+            return cls(ExportedModel.open(path), runtime)
 
     def update(self, delta: str | Path) -> None:
         """Apply a delta that ``stratarec export --since`` wrote. Scores then equal the scores of the later model
@@ -105,8 +109,8 @@ class Scorer:
             If the delta does not belong to this model, for example because a delta was skipped or applied twice, or if
             its files are damaged. The scorer is then unchanged.
         """
-        with self._updating:
-            self._model = _with_runtime(self._model.updated(Path(delta)), self._runtime)
+        with self._updating, local_copy(delta, "delta") as path:
+            self._model = _with_runtime(self._model.updated(path), self._runtime)
 
     def _repr_html_(self) -> str:
         columns = self.manifest.columns

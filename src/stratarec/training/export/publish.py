@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
 from stratarec.errors import ExportError
 from stratarec.io.atomic import check_output, make_directory, sync
-from stratarec.io.scratch import ScratchDirectory
-from stratarec.serving.export_manifest import ExportManifest
+from stratarec.io.remote import RemoteDirectory, is_url, upload_directory
+from stratarec.io.scratch import ScratchDirectory, reading_directory
+from stratarec.serving.export_manifest import DELTA, MANIFEST, ExportManifest
 from stratarec.serving.exported_model import ExportedModel
 from stratarec.training.export.export import export
 from stratarec.training.export.write_delta import write_delta
@@ -26,6 +28,50 @@ from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
 
 _NAME = re.compile(r"(\d{5,})(\.delta)?")
+
+
+class PublishTarget:
+    """Directory to which a run is published, on this machine or in an object store. Use it as a context.
+
+    What is in an object store is copied to ``TMPDIR`` once, because a delta is the difference from it.
+
+    Parameters
+    ----------
+    place : str
+        Path or URL.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place, self._stack = place, ExitStack()
+        self._remote = RemoteDirectory(place, "--publish") if is_url(place) else None
+
+    def __enter__(self) -> PublishTarget:
+        if self._remote is None:
+            self._folder = Path(self._place)
+            return self
+        self._folder = self._stack.enter_context(reading_directory())
+        for name in self._remote.sizes():
+            folder, _, file = name.partition("/")
+            if file in (MANIFEST, DELTA):  # the others are incomplete, and are written again
+                RemoteDirectory(f"{self._remote}/{folder}", "--publish").download_all(self._folder / folder)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def check(self, run: Path) -> None:
+        """Check before the next period, see `check_publish`."""
+        check_publish(run, self._folder)
+
+    def publish(self, run: Path) -> str:
+        """Publish the current model of a run, see `publish`."""
+        text = publish(run, self._folder)
+        if self._remote is None:
+            return text
+        for folder in sorted(path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)):
+            last = DELTA if folder.suffix == ".delta" else MANIFEST
+            upload_directory(folder, f"{self._remote}/{folder.name}", last, "--publish")
+        return text.replace(str(self._folder), str(self._remote))
 
 
 def check_publish(run: Path, folder: Path) -> None:

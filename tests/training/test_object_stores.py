@@ -1,4 +1,4 @@
-"""Test that the mirror of a run in an object store is complete or absent, and that a run resumes from it alone."""
+"""Test what is written to an object store: the mirror of a run, from which it resumes, exports and deltas."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
+import polars as pl
 import pytest
 import yaml
 from object_store import ACCESS_KEY, SECRET_KEY, Proxy, object_store
+from training.test_continual import begin
 
-from errors import refuses
+from errors import missing, refuses
 from recipes import KILLS, assert_same_model, interrupt, last, prepared, start, tiny
-from stratarec.errors import CheckpointError, ConfigError, Interrupted, StorageError
+from stratarec import Scorer
+from stratarec.cli import main
+from stratarec.errors import CheckpointError, ConfigError, ExportError, Interrupted, StorageError
 from stratarec.io.remote import RemoteDirectory, check_store_url, hide_secrets
 from stratarec.io.sealed import sealed_text
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
+from stratarec.training.export import write_delta
 from stratarec.training.run import mirror as mirror_module
 from stratarec.training.run.mirror import RunMirror
 from stratarec.training.trainer import Trainer
@@ -391,3 +397,41 @@ def finish(recipe: dict[str, Any], path: Path) -> None:
     process = started(recipe, path)
     _, errors = process.communicate()
     assert process.returncode == 0, errors
+
+
+def test_exports_and_deltas_are_served_from_a_store(
+    store: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(write_delta, "_MOST", 1.0)
+    begin(tmp_path)
+    run, url = str(tmp_path / "run"), new_url()
+    log = pl.read_parquet(tmp_path / "day-2.parquet").with_columns(pl.concat_list("item", "item").alias("seen"))
+    assert main(["export", "-q", run, "-o", f"{url}/full"]) == 0
+    assert main(["export", "-q", run, "-o", f"{url}/full"]) == 0  # the same export is complete already
+    assert main(["export", "-q", run, "-o", str(tmp_path / "first")]) == 0
+    scorer = Scorer.open(f"{url}/full")
+    np.testing.assert_array_equal(scorer.score(log), Scorer.open(tmp_path / "first").score(log))
+
+    assert main(["continue", "-q", run, str(tmp_path / "day-1.parquet"), "--publish", f"{url}/published"]) == 0
+    assert main(["continue", "-q", run, str(tmp_path / "day-2.parquet"), "--publish", f"{url}/published"]) == 0
+    assert f"{url}/published/00002.delta" in capsys.readouterr().out
+    assert main(["export", "-q", run, "-o", f"{url}/later", "--since", f"{url}/full"]) == 0
+    scorer.update(f"{url}/later.delta")
+    published = Scorer.open(f"{url}/published/00001")
+    published.update(f"{url}/published/00002.delta")
+    later = Scorer.open(f"{url}/later").score(log)
+    np.testing.assert_array_equal(scorer.score(log), later)
+    np.testing.assert_array_equal(published.score(log), later)
+
+    capsys.readouterr()
+    assert main(["export", "-q", run, "-o", f"{url}/full"]) == 2
+    assert not missing(f"{url}/full exists --output", capsys.readouterr().err)
+    with refuses(StorageError, "no files"):
+        Scorer.open(f"{url}/absent")
+    # An export without its manifest, which is written last, is none.
+    remote(f"{url}/later").remove(["manifest.json"])
+    with refuses(ExportError, "manifest.json"):
+        Scorer.open(f"{url}/later")
+    remote(f"{url}/odd").write("a//b", b"x")
+    with refuses(StorageError, "is not a path"):
+        Scorer.open(f"{url}/odd")
