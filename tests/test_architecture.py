@@ -51,7 +51,7 @@ BUDGETS = {
     "reporting": 1_783,
     "models": 2_271,
     "hot": 472,
-    "data": 7_099,
+    "data": 7_299,
     "embedding": 4_495,
     "batch": 319,
     "kernels": 7_229,

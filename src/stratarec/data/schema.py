@@ -11,6 +11,10 @@ equal values of the group distinct.
 *Sequences.* A ``history`` is computed by `prepare`. A ``sequence`` is an ordered list in the log, oldest value first,
 optionally with parallel lists (`SparseFeature.beside`). Both kinds share the vocabulary of the feature that their field
 `of` names.
+
+*Dates.* `Schema.dates` lists columns of dates, and the numbers that are computed from them (`data/columns/dates.py`).
+Each number is a feature named after its column, such as ``arrival.month``. It is a dense feature, unless
+`Schema.sparse` has a feature of this name.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple
+from zoneinfo import ZoneInfo
 
 import pydantic
 
@@ -31,6 +36,7 @@ SparseKind = Literal["single", "multi", "history", "sequence"]
 DenseTransform = Literal["log1p", "none"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 ValueType = Literal["auto", "integer", "text"]
+DatePart = Literal["hour", "weekday", "day", "month", "days"]
 
 
 class _KindTraits(NamedTuple):
@@ -168,6 +174,54 @@ class SparseFeature:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DateColumn:
+    """A column of dates, and the features that are computed from it. A missing date gives missing numbers."""
+
+    name: str
+    """Column name; it may be `schema.time`."""
+    parts: tuple[DatePart, ...] = ()
+    """Features, named ``NAME.PART``: ``hour`` (0 to 23), ``weekday`` (1 to 7, from Monday), ``day`` of the month,
+    ``month`` (1 to 12), ``days`` since 1970-01-01."""
+    since: tuple[str, ...] = ()
+    """Other columns of dates, `schema.time` or names in `schema.dates`. The feature ``NAME.since.OTHER`` is the number
+    of days from that date to this one, with a fraction, negative if this one is earlier."""
+    zone: str = "UTC"
+    """Time zone of `parts`, such as ``Europe/Berlin``. Dates are read as UTC unless they have an offset or a zone, so
+    leave it out if the log has local times without an offset."""
+    time_unit: TimeUnit = "s"
+    """Unit of integers, as `schema.time_unit`, from which the column `schema.time` takes it."""
+    time_format: str = ""
+    """Format of text or digits, as `schema.time_format`, from which the column `schema.time` takes it."""
+
+    @property
+    def part_features(self) -> dict[DatePart, str]:
+        """Part -> name of its feature."""
+        return {part: f"{self.name}.{part}" for part in self.parts}
+
+    @property
+    def since_features(self) -> dict[str, str]:
+        """Name of another column of dates -> name of the feature with the days since then."""
+        return {other: f"{self.name}.since.{other}" for other in self.since}
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the name, the zone or a repeated entry is wrong."""
+        place = f"schema.dates: column {self.name!r}"
+        check_column("schema.dates: name", self.name)
+        for field_name in ("parts", "since"):
+            values = getattr(self, field_name)
+            repeated = next((value for value in values if values.count(value) > 1), None)
+            if repeated is not None:
+                raise ConfigError(f"{place}: {field_name} repeats {repeated!r}, expected different entries")
+        try:
+            ZoneInfo(self.zone)
+        except (KeyError, ValueError, OSError) as error:  # OSError: the name of a directory of zones
+            raise ConfigError(
+                f"{place}: zone is {self.zone!r}, expected a name such as UTC or Europe/Berlin; if no zone is known, "
+                "install the package tzdata"
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
 class Schema:
     """The columns of a log and of the data set that is prepared from it, with their roles."""
 
@@ -195,9 +249,13 @@ class Schema:
     """Name of the column with sessions. Samples of a session are stored together."""
     user: str = ""
     """Name of the column with users. It is needed for histories, and used for grouped AUC."""
+    dates: Annotated[tuple[DateColumn, ...], pydantic.Field(exclude_if=operator.not_)] = field(default=(), repr=False)
+    """Columns of dates, such as ``{name: arrival, parts: [weekday, month], since: [time]}``, from which features are
+    computed."""
 
     def __post_init__(self) -> None:
         self._take_labels()
+        self._take_dates()
         vocabularies = {feature.name: feature.vocabulary for feature in self.sparse}
         types = {feature.name: feature.type for feature in self.sparse}
         filled = (
@@ -221,6 +279,39 @@ class Schema:
         repeated = next((name for name in columns if columns.count(name) > 1), None)
         if repeated is not None:
             raise ConfigError(f"schema.labels: column {repeated!r} is repeated, expected different columns")
+
+    def _take_dates(self) -> None:
+        """Check the columns of dates, and append their features to `dense` if they are not in `dense` or `sparse`."""
+        names = [date.name for date in self.dates]
+        for date in self.dates:
+            date.check()
+            place = f"schema.dates: column {date.name!r}"
+            if names.count(date.name) > 1:
+                raise ConfigError(f"{place} has several entries, expected one")
+            if date.name in (*self.label_columns, self.weight):
+                raise ConfigError(f"{place} is a label or the weight of samples; name another column")
+            if date.name == self.time and (date.time_unit, date.time_format) != ("s", ""):
+                raise ConfigError(
+                    f"{place} is schema.time: set schema.time_unit and schema.time_format instead of its own"
+                )
+            others = [name for name in (*names, self.time) if name and name != date.name]
+            unknown = next((other for other in date.since if other not in others), None)
+            if unknown is not None:
+                raise ConfigError(
+                    f"{place}: since names {unknown!r}, expected schema.time or another column of schema.dates"
+                )
+        features = self.date_features
+        present = set(self.names)
+        added = (DenseFeature(name=name, transform="none") for name in features if name not in present)
+        object.__setattr__(self, "dense", (*self.dense, *added))
+        derived = next(
+            (f for f in self.sparse if f.kind != "single" and (f.name in features or f.of in features)), None
+        )
+        if derived is not None:
+            raise ConfigError(
+                f"sparse feature {derived.name!r}: a feature of schema.dates is of kind single, and no feature is made "
+                "of its earlier values; rename the feature, or name another one in `of`"
+            )
 
     def _beside(self, feature: SparseFeature) -> SparseFeature:
         """Return a parallel column with the maximum length and group of its main sequence."""
@@ -334,6 +425,34 @@ class Schema:
         return (*(feature.name for feature in self.dense), *(feature.name for feature in self.sparse))
 
     @property
+    def date_features(self) -> tuple[str, ...]:
+        """Names of the features that are computed from `dates`."""
+        return tuple(
+            name for date in self.dates for name in (*date.part_features.values(), *date.since_features.values())
+        )
+
+    @property
+    def scored_columns(self) -> tuple[str, ...]:
+        """Names of the columns of a row to score: features, weights of their values, and dates of computed features.
+
+        A row to score may have the histories, which `prepare` computes for a log.
+        """
+        computed = set(self.date_features)
+        features = (name for name in self.names if name not in computed)
+        dates = (name for date in self.dates for name in (date.name, *date.since))
+        return tuple(dict.fromkeys((*features, *(feature.weights for feature in self.weighted), *dates)))
+
+    @property
+    def scored_time(self) -> str:
+        """`time` if a feature is computed from it, else empty: a row to score then needs no time."""
+        uses_time = any(self.time in (date.name, *date.since) for date in self.dates)
+        return self.time if uses_time else ""
+
+    def reduced(self, sparse: tuple[SparseFeature, ...] = ()) -> Schema:
+        """Return the schema of the keys, times and labels, with no other features than `sparse`."""
+        return replace(self, dense=(), dates=(), sparse=sparse, session="", weight="")
+
+    @property
     def weighted(self) -> tuple[SparseFeature, ...]:
         """The features whose values have weights."""
         return tuple(feature for feature in self.sparse if feature.weights)
@@ -391,6 +510,7 @@ class Schema:
                 for feature in self.sparse
             ],
             "dense": [{key: getattr(feature, key) for key in dense} for feature in self.dense],
+            **({"dates": [{"name": date.name, "zone": date.zone} for date in self.dates]} if self.dates else {}),
         }
 
     def vocabularies(self) -> dict[str, tuple[SparseFeature, ...]]:

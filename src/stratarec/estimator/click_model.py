@@ -14,7 +14,6 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -437,8 +436,9 @@ class Histories:
                 )
         raw = pl.DataFrame([columns[name].alias(name) for name in dict.fromkeys(names)])
         sparse = tuple(feature for feature in schema.sparse if feature.name in needed)
-        keys = replace(schema, dense=(), sparse=sparse, session="", weight="")
-        rows = Converter(FRAME, 1 + np.arange(len(raw), dtype=np.int64), BadRows(None)).convert(raw, keys)
+        rows = Converter(FRAME, 1 + np.arange(len(raw), dtype=np.int64), BadRows(None)).convert(
+            raw, schema.reduced(sparse)
+        )
         logs = [self._events.with_columns(pl.lit(1, pl.UInt8).alias(schema.label_column))]
         if positive is not None:
             logs.append(rows.with_columns(pl.Series(schema.label_column, positive.astype(np.uint8))))

@@ -242,7 +242,7 @@ def _check_plain(config: VectorsConfig, schema: Schema) -> None:
 def _part(schema: Schema, pooled_keys: Sequence[str], features: Sequence[str]) -> tuple[Schema, tuple[str, ...]]:
     """Return the schema of only `features`, and the pooled ones of `features` in the order of `pooled_keys`."""
     sparse = tuple(feature for feature in schema.sparse if feature.name in features)
-    return replace(schema, dense=(), sparse=sparse), tuple(key for key in pooled_keys if key in features)
+    return replace(schema, dense=(), dates=(), sparse=sparse), tuple(key for key in pooled_keys if key in features)
 
 
 def _rows_and_masks(sequences: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:

@@ -161,7 +161,8 @@ class RawLogs:
     def _read_schema(self) -> Schema:
         """Return the schema with which the log is read.
 
-        Users and times are read only if histories are computed from events. History columns are read as lists.
+        Users, and times from which no feature is computed, are read only if histories are computed from events. History
+        columns are read as lists.
         """
         schema = replace(self._schema, session="", weight=self._weight)
         if self._made:
@@ -171,7 +172,7 @@ class RawLogs:
             for feature in schema.sparse
             if self._given or feature.kind != "history"
         )
-        return replace(schema, sparse=lists, user="", time="")
+        return replace(schema, sparse=lists, user="", time=schema.scored_time)
 
     def scored(self, progress: Progress) -> Iterator[ScoredRows]:
         """Yield all rows of the logs with their logits, in parts."""
@@ -205,7 +206,7 @@ class RawLogs:
         schema = self._schema
         needed = {feature.of for feature in schema.histories}
         sparse = tuple(f for f in schema.sparse if f.name in needed or f.kind == "history")
-        view = View(schema=replace(schema, dense=(), sparse=sparse, session="", weight=""))
+        view = View(schema=schema.reduced(sparse))
         logs = [self._earlier] if self._earlier else []
         logs += [self._source.files] if self.labelled else []
         frames = (chunk.frame for files in logs for chunk in self._chunks(self._open(files, view)))
@@ -218,7 +219,7 @@ class RawLogs:
         """
         assert self._carried is not None
         schema = self._schema
-        times = replace(schema, dense=(), sparse=(), session="", weight="", user="", label=schema.label, labels=())
+        times = replace(schema.reduced(), user="", label=schema.label, labels=())
         chunks = self._chunks(self._open(self._source.files, View(schema=times, label=False)))
         first = min((chunk.frame[schema.time].min() for chunk in chunks if len(chunk.frame)), default=None)  # type: ignore[type-var]
         if first is not None:

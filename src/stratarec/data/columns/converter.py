@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stratarec.data.column_names import column, weights_of
+from stratarec.data.columns.dates import FIRST_SECOND, LAST_SECOND, NO_DATE, Seconds, compute_dates, to_seconds
 from stratarec.data.columns.text_values import (
     TEXT_TYPES,
     drop_incomplete,
@@ -29,7 +30,7 @@ from stratarec.data.columns.text_values import (
     map_values,
     read_times,
 )
-from stratarec.data.schema import UNKNOWN, LabelRule, Schema, SparseFeature, TimeUnit, ValueType
+from stratarec.data.schema import UNKNOWN, DateColumn, LabelRule, Schema, SparseFeature, TimeUnit, ValueType
 from stratarec.errors import DataError
 
 OnBadRow = Literal["error", "skip"]
@@ -146,6 +147,10 @@ class Converter:
             columns |= self._labels(frame, schema)
         if schema.weight:
             columns[schema.weight] = self.weight(frame[schema.weight])
+        time = self.time(frame[schema.time], schema.time_unit, schema.time_format) if schema.time else None
+        if schema.dates:
+            numbers = compute_dates(schema, self._dates(frame, schema, time))
+            frame = frame.with_columns(pl.Series(name, column) for name, column in numbers.items())
         for dense in schema.dense:
             with naming_column(self._path, dense.name):
                 columns[dense.name] = self.number(frame[dense.name])
@@ -161,8 +166,8 @@ class Converter:
             with naming_column(self._path, name):
                 columns |= self._sequence([frame[feature.name] for feature in features], features)
         types = {feature.name: feature.type for feature in schema.sparse if not feature.traits.lists}
-        if schema.time:
-            columns[schema.time] = self.time(frame[schema.time], schema.time_unit, schema.time_format)
+        if time is not None:
+            columns[schema.time] = time
         for name in (schema.session, schema.user):
             if name:
                 columns[name] = self.key(frame[name], types.get(name, "auto"))
@@ -418,6 +423,29 @@ class Converter:
         expected = f"a time as {form}" if form else f"a time: {plain}; other forms need schema.time_format"
         self.require(raw, value.is_not_null(), expected)
         return value
+
+    def _dates(self, frame: pl.DataFrame, schema: Schema, time: pl.Series | None) -> dict[str, Seconds]:
+        """Return the seconds since 1970 of every column of dates, `NO_DATE` where a date is missing."""
+        seconds = {} if time is None else {schema.time: to_seconds(time, schema.time_unit)}
+        for date in schema.dates:
+            if date.name not in seconds:
+                with naming_column(self._path, date.name):
+                    seconds[date.name] = self._date(frame[date.name], date)
+        return {name: times.fill_null(NO_DATE).to_numpy() for name, times in seconds.items()}
+
+    def _date(self, raw: pl.Series, date: DateColumn) -> pl.Series:
+        dates = read_times(raw, date.time_unit, date.time_format, exact=False)
+        if dates is None:
+            raise self._type_error(raw, "numbers, timestamps or text for a date")
+        value, fault = dates
+        if fault:
+            raise DataError(f"{self._path}: column {raw.name!r} {fault} in schema.dates")
+        seconds = to_seconds(value, date.time_unit)
+        form = f"as {date.time_format}" if date.time_format else "such as 2024-05-31; other forms need time_format"
+        missing = raw.fill_nan(None).is_null() if raw.dtype.is_float() else raw.is_null()
+        fits = missing | seconds.is_between(FIRST_SECOND, LAST_SECOND).fill_null(False)
+        self.require(raw, fits, f"a date from the year 1 to 9999, or nothing, {form}")
+        return seconds.set(missing | ~fits, None)
 
     def passed_through(self, frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame | None:
         """Return the raw columns `names` of the good rows; None if there are no names."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import chain
 from numbers import Integral
@@ -21,6 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stratarec.data.columns.converter import MAX_NUMBER, BadRows, Converter, check_present, naming_column
+from stratarec.data.columns.dates import NO_DATE, compute_dates, read_plain_date
 from stratarec.data.columns.text_values import split_text
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.errors import DataError
@@ -35,7 +37,7 @@ _INT64_END = float(1 << 63)
 _UNLIMITED = 1 << 62
 _POLARS_TYPES: Mapping[type, Any] = {float: pl.Float64, int: pl.Int64, str: pl.String}
 """Python types whose columns Polars converts correctly."""
-_Family: TypeAlias = Literal["", "nothing", "text", "integer", "real", "list"]
+_Family: TypeAlias = Literal["", "nothing", "text", "integer", "real", "date", "list"]
 _NoneType = type(None)
 
 
@@ -59,9 +61,9 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
         replace(f, kind="multi", of="", max_length=_UNLIMITED, separator="") if f.kind == "history" else f
         for f in schema.sparse
     )
-    features = replace(schema, sparse=sparse, weight="", time="", session="", user="")
+    features = replace(schema, sparse=sparse, weight="", time=schema.scored_time, session="", user="")
     names, columns = _column_names(frame), {}
-    for name in (*schema.names, *(feature.weights for feature in schema.weighted)):
+    for name in schema.scored_columns:
         check_present(names, name, FRAME)
         with naming_column(FRAME, name):
             columns[name] = read_column(name, frame[name])
@@ -146,6 +148,8 @@ def read_column(name: str, column: Any) -> pl.Series:
 
 def _from_array(name: str, column: np.ndarray[Any, Any]) -> pl.Series:
     kind = column.dtype
+    if kind.kind == "M" and column.ndim == 1:
+        return pl.Series(name, column.astype("datetime64[us]"))
     if column.ndim not in (1, 2) or kind.kind not in "biufUO":
         raise DataError(
             f"{FRAME}: column {name!r} is an array of {kind} of {column.ndim} dimensions, expected one dimension "
@@ -203,6 +207,8 @@ def _from_values(
         present = {"text"}
     if present == {"text"}:
         return pl.Series(name, [None if _is_missing(cell) else cell for cell in cells], dtype=pl.String)
+    if present == {"date"}:
+        return pl.Series(name, [_utc(cell) for cell in cells], dtype=pl.Datetime("us"))
     if not present <= {"integer", "real"}:
         kinds = [families[type(cell)] for cell in cells]
         allowed = {"nothing", next(kind for kind in kinds if kind != "nothing")} - {"", "list"}
@@ -217,6 +223,15 @@ def _from_values(
     return pl.Series(
         name, [None if families[type(cell)] == "nothing" else float(cell) for cell in cells], dtype=pl.Float64
     ).fill_nan(None)
+
+
+def _utc(cell: Any) -> datetime | None:
+    """Return a date or time as a time in UTC without a zone; None if it is missing."""
+    if not isinstance(cell, date):
+        return None
+    if not isinstance(cell, datetime):
+        return datetime(cell.year, cell.month, cell.day)
+    return cell if cell.tzinfo is None else cell.astimezone(UTC).replace(tzinfo=None)
 
 
 def _integer_or_cell(cell: Any) -> Any:
@@ -239,6 +254,8 @@ def _family(kind: type) -> _Family:
         return "real"
     if issubclass(kind, list | tuple | np.ndarray | pl.Series):
         return "list"
+    if issubclass(kind, date) and kind.__name__ != "NaTType":
+        return "date"
     # The last two are pandas' missing values.
     return "nothing" if kind is _NoneType or kind.__name__ in ("NAType", "NaTType") else ""
 
@@ -276,7 +293,8 @@ class PlainRowReader:
     """
 
     def __init__(self, schema: Schema, types: Mapping[str, pl.DataType]) -> None:
-        self._names, self._dense = schema.names, len(schema.dense)
+        self._names, self._columns, self._dense = schema.names, schema.scored_columns, len(schema.dense)
+        self._schema = schema
         self._features = [(feature, _python_type(feature, types[feature.vocabulary])) for feature in schema.sparse]
         # In columns of one sequence, a missing value removes values of the other columns too. Only `Converter` does
         # that.
@@ -292,16 +310,42 @@ class PlainRowReader:
         if not self._is_supported:
             return None
         try:
-            columns = _plain_columns(frame, self._names)
-            rows = len(columns[0])
-            if any(len(column) != rows for column in columns):
+            raw: dict[str, Sequence[Any]] = dict(zip(self._columns, _plain_columns(frame, self._columns), strict=True))
+            rows = len(next(iter(raw.values())))
+            if any(len(column) != rows for column in raw.values()):
                 return None
+            if self._schema.dates:
+                raw |= self._compute_dates(raw)
+            columns = [raw[name] for name in self._names]
             numbers = _plain_numbers(columns[: self._dense], rows)
             features = zip(columns[self._dense :], self._features, strict=True)
             values = [_plain_values(column, feature, kind) for column, (feature, kind) in features]
         except _NotPlain:
             return None
         return numbers, [cells for cells, _ in values], [counts for _, counts in values]
+
+    def _compute_dates(self, raw: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """Return the features that are computed from dates, as plain values: float, or int for a sparse feature."""
+        schema = self._schema
+        formats = {date.name: (date.time_unit, date.time_format) for date in schema.dates}
+        formats |= {schema.time: (schema.time_unit, schema.time_format)} if schema.scored_time else {}
+        seconds = {}
+        for name, (unit, form) in formats.items():
+            cells = [
+                NO_DATE if cell is None and name != schema.time else read_plain_date(cell, unit, form)
+                for cell in raw[name]
+            ]
+            if None in cells:
+                raise _NotPlain
+            seconds[name] = np.array(cells, dtype=np.int64)
+        singles = {feature.name for feature, _ in self._features}
+        numbers = compute_dates(schema, seconds)
+        return {
+            name: [None if cell != cell else int(cell) for cell in column.tolist()]
+            if name in singles
+            else column.tolist()
+            for name, column in numbers.items()
+        }
 
 
 def _python_type(feature: SparseFeature, type: pl.DataType) -> type | None:

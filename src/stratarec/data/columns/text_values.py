@@ -42,37 +42,37 @@ _ESCAPE = re.compile(r"(?s)\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|U(00[0-9a-fA
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", '"': '"', "'": "'", "\\": "\\", "/": "/"}
 
 
-def read_times(raw: pl.Series, unit: TimeUnit, form: str = "") -> tuple[pl.Series, str] | None:
+def read_times(raw: pl.Series, unit: TimeUnit, form: str = "", *, exact: bool = True) -> tuple[pl.Series, str] | None:
     """Return times as ``Int64`` in `unit` (null for values that are not times), and an error text (empty if there is
-    no error).
+    no error). If `exact` is false, times that are finer than `unit` are rounded down and are no error.
 
     Return None if the column has a type that cannot be a time. `form` is the format of text and integers, such as
     %d/%m/%Y; empty for ISO 8601 text and for numbers that count from 1970. `ConfigError` if it is not a valid format.
     """
     if form and (raw.dtype in TEXT_TYPES or raw.dtype.is_integer()):
-        return _epochs(parse_times(raw.cast(pl.String).str.strip_chars(), form, _ticks(unit)), unit)
+        return _epochs(parse_times(raw.cast(pl.String).str.strip_chars(), form, _ticks(unit)), unit, exact)
     if raw.dtype in TEXT_TYPES:
         text = raw.cast(pl.String).str.strip_chars()
         integers = text.cast(pl.Int64, strict=False)
         if integers.null_count() == text.null_count():
             return integers, unlikely_unit(integers, unit)
         numbers = text.cast(pl.Decimal(38, 9 if unit == "ns" else 6), strict=False)
-        counts, count_fault = _times_from_numbers(numbers, unit)
+        counts, count_fault = _times_from_numbers(numbers, unit, exact)
         if numbers.null_count() == text.null_count():
             return counts, count_fault
-        value, fault = _epochs(_iso_times(text, unit), unit)
+        value, fault = _epochs(_iso_times(text, unit), unit, exact)
         return value.fill_null(counts).alias(raw.name), fault or count_fault
     if raw.dtype.is_integer() or raw.dtype == pl.Null:
         value = raw.cast(pl.Int64, strict=False)
         return value, unlikely_unit(value, unit)
     if raw.dtype.is_float() or raw.dtype.is_decimal():
-        return _times_from_numbers(raw, unit)
+        return _times_from_numbers(raw, unit, exact)
     if raw.dtype == pl.Date:
-        return _epochs(raw.cast(pl.Datetime("us")), unit)
-    return _epochs(raw, unit) if raw.dtype.base_type() == pl.Datetime else None
+        return _epochs(raw.cast(pl.Datetime("us")), unit, exact)
+    return _epochs(raw, unit, exact) if raw.dtype.base_type() == pl.Datetime else None
 
 
-def _times_from_numbers(numbers: pl.Series, unit: TimeUnit) -> tuple[pl.Series, str]:
+def _times_from_numbers(numbers: pl.Series, unit: TimeUnit, exact: bool) -> tuple[pl.Series, str]:
     """Read times from numbers, which may have fractions; returns the same as `read_times`.
 
     Integers count in `unit`. If the column has fractions, or its numbers are not dates in `unit`, the numbers are read
@@ -89,12 +89,12 @@ def _times_from_numbers(numbers: pl.Series, unit: TimeUnit) -> tuple[pl.Series, 
         is_date = numbers.is_between(FIRST_DATE * scale, LAST_DATE * scale, closed="left")
         dates = numbers.set(~is_date.fill_null(False), None)
         times = times.fill_null((dates * (PER_SECOND[ticks] // scale)).round().cast(pl.Int64))
-    value, coarse = _epochs(times.cast(pl.Datetime(ticks)), unit)
+    value, coarse = _epochs(times.cast(pl.Datetime(ticks)), unit, exact)
     return value.fill_null(integers).alias(numbers.name), coarse or (fault if times.null_count() == len(times) else "")
 
 
-def _epochs(times: pl.Series, unit: TimeUnit) -> tuple[pl.Series, str]:
-    return times.dt.epoch(unit), too_coarse(times, unit)
+def _epochs(times: pl.Series, unit: TimeUnit, exact: bool) -> tuple[pl.Series, str]:
+    return times.dt.epoch(unit), too_coarse(times, unit) if exact else ""
 
 
 def _ticks(unit: TimeUnit) -> Literal["us", "ns"]:

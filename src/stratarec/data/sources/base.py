@@ -154,8 +154,7 @@ class View:
     def names(self) -> tuple[str, ...]:
         """Names of the columns to read, each once."""
         schema, label = self.schema, self.schema.label_columns if self.label else ()
-        features = [feature.name for feature in schema.dense]
-        features += [feature.name for feature in schema.sparse if not feature.traits.derived]
-        features += [feature.weights for feature in schema.weighted]
+        histories = {feature.name for feature in schema.histories}
+        features = [name for name in schema.scored_columns if name not in histories]
         keys = [name for name in (schema.weight, schema.time, schema.session, schema.user) if name]
         return tuple(dict.fromkeys((*label, *features, *keys, *self.pass_through)))
