@@ -33,7 +33,7 @@ from stratarec.embedding.slots import CpuSlots, SlotMemory
 from stratarec.embedding.tiers import TableTier, TierConfig
 
 METHODS = tuple(name for name, each in vars(SlotMemory).items() if callable(each) and not name.startswith("_"))
-WITHOUT_SLOTS = ("like", "stage", "empty", "square_norms")
+WITHOUT_SLOTS = ("like", "stage", "list_rows", "empty", "square_norms")
 """Methods that neither read nor write slots."""
 IN_ORDER = ("pool", "gather", "apply_missed_steps", "weight_gradient")
 """Methods that a stream runs after earlier steps, without waiting."""

@@ -52,7 +52,7 @@ BUDGETS = {
     "models": 2_271,
     "hot": 472,
     "data": 7_299,
-    "embedding": 4_495,
+    "embedding": 4_752,
     "batch": 319,
     "kernels": 7_229,
     "io": 920,

@@ -10,6 +10,7 @@ import forked
 import pytest
 import slot_memories
 import torch
+from lazy_device import SCHEDULES
 
 from errors import refuses
 from stratarec.batch.jagged import KeyedJagged
@@ -23,9 +24,20 @@ if sys.platform != "linux":
     pytest.skip("there is no Triton for this system", allow_module_level=True)
 
 
-def run_job(call: str) -> Any:
-    """Run a job in a child process and return the JSON that it prints."""
-    done = forked.python(f"import sys; sys.path[:] = {sys.path!r}\nimport device_slot_jobs as jobs\njobs.{call}")
+FAULTS_OF_STREAMS = (
+    "moves do not wait for steps",
+    "steps do not wait for moves",
+    "places are reused too early",
+    "pinned buffers are written too early",
+    "lists do not wait for the copy",
+)
+
+
+def run_job(call: str, module: str = "device_slot_jobs") -> Any:
+    """Run a job in a child process and return the JSON that it prints; a crash is reported as its text."""
+    done = forked.python(f"import sys; sys.path[:] = {sys.path!r}\nimport {module} as jobs\njobs.{call}")
+    if done.returncode < 0:
+        return "crash"
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -77,6 +89,26 @@ def test_a_kernel_fault_is_detected(fault: str) -> None:
     assert shown
     if fault == "programs overlap":
         assert "update: two programs write one address" in shown
+
+
+@pytest.mark.parametrize(
+    ("number", "schedules"),
+    [
+        (1, SCHEDULES[-2:-1]),
+        pytest.param(1, SCHEDULES, marks=pytest.mark.slow),
+        pytest.param(2, SCHEDULES, marks=pytest.mark.slow),
+    ],
+)
+def test_streams_wait_for_each_other(number: int, schedules: tuple[str, ...]) -> None:
+    """Rows in the memory of a lazy device, whose streams run as late as their waits allow."""
+    assert run_job(f"compare({number}, {schedules!r}, steps={2 if len(schedules) == 1 else 4})", "lazy_rows") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS_OF_STREAMS)
+def test_a_missing_wait_of_a_stream_is_detected(fault: str) -> None:
+    # A kernel that reads poisoned slots ends the process.
+    assert run_job(f"compare(1, {SCHEDULES!r}, {fault!r}, steps=4)", "lazy_rows")
 
 
 @pytest.mark.slow

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 import pytest
 from interpreted import sized
 
 from stratarec.kernels import bit_rows
 from stratarec.kernels.bit_rows import reference
+from stratarec.kernels.runtime.threads import limit_threads
 
 
 @pytest.mark.interpreted
@@ -34,3 +36,28 @@ def test_gather_scatter_and_bits_match_the_reference(width: int, count: int) -> 
     bit_rows.set_bits(bits, rows)
     reference.set_bits(expected_bits, rows)
     np.testing.assert_array_equal(bits, expected_bits)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("idle", [False, True])
+@pytest.mark.parametrize(("width", "count"), sized([(70, 9000), (3, 5), (9, 0)], [(3, 5), (9, 0)]))
+def test_an_exchange_matches_its_single_steps(width: int, count: int, idle: bool) -> None:
+    generator = np.random.default_rng(count)
+    total = 3 * count + 8
+    rows = generator.permutation(total)
+    outgoing, incoming = rows[:count], rows[count : 2 * count + 3]
+    results = []
+    for one in (bit_rows, reference):
+        draws = np.random.default_rng(1)
+        array = draws.integers(0, 256, (total, width), np.uint8)
+        bits = tuple(draws.integers(0, 256, total // 8 + 1, np.uint8) for _ in range(2))
+        records = draws.integers(0, 256, (count, width), np.uint8)
+        into = np.full((count + 3, width), 7, np.uint8)
+        limit_threads(2, idle_cores=idle)
+        try:
+            present = one.exchange(array, bits, outgoing, records, incoming, into)
+        finally:
+            limit_threads(numba.config.NUMBA_NUM_THREADS)
+        results.append([array, *bits, into, present])
+    for mine, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(mine, expected)

@@ -30,9 +30,10 @@ SLOTS = (FLOATS, FLOATS, FLOATS, INTS)
 TYPES: dict[str, Any] = {
     "slots": SLOTS, "weights": FLOATS, "rows": INTS, "offsets": INTS, "share": FLOATS, "column": LONGS, "mean": LONGS,
     "out": FLOATS, "bag_of": INTS, "pooled": FLOATS, "begins": INTS, "run": INTS, "order": LONGS, "first": INTS,
-    "runs": INTS, "at": LONGS, "scale": FLOATS, "sequences": FLOATS, "parts": FLOATS, "numbers": ("fp32",) * 3,
-    "rule": ("fp32",) * 8, "squares": FLOATS, "places": LONGS, "keys": LONGS, "bounds": FLOATS, "records": BYTES,
-    "fits": BYTES,
+    "runs": INTS, "at": LONGS, "scale": FLOATS, "sequences": FLOATS, "parts": FLOATS, "numbers": FLOATS,
+    "rule": ("fp32",) * 8, "squares": FLOATS, "places": LONGS, "sizes": INTS,
+    "run_row": INTS, "run_at": LONGS, "run_scale": FLOATS, "ok": INTS, "keys": LONGS, "bounds": FLOATS,
+    "records": BYTES, "fits": BYTES,
 }  # fmt: skip
 """Argument -> type; all others are int32."""
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -72,12 +73,14 @@ def kernels(processor: int) -> Iterator[tuple[str, Any]]:
         step = {**width, "K": 8, "LANES": 16, "KIND": rules.KINDS[kind]}
         yield (
             f"update, {kind}",
-            built(update.update, 4, "scale", "sequences", "squares", **step, U=4, L=64, CLOCKED=False, BY=4),
+            built(
+                update.update, 4, "scale", "run_scale", "sequences", "squares", **step, U=4, L=64, CLOCKED=False, BY=4
+            ),
         )
     narrow = {**step, "D": 16, "DP": 16, "K": 32}
     yield "update with all", built(update.update, 4, "squares", **narrow, U=4, L=64, CLOCKED=True, BY=1)
     yield "square norms", built(update.update, 4, **step, U=4, L=64, CLOCKED=False, BY=4)
-    yield "apply_missed_steps", built(update.apply_missed_steps, 4, types={"numbers": FLOATS}, **step)
+    yield "apply_missed_steps", built(update.apply_missed_steps, 4, **step)
     yield "initialize", built(random.initialize, 4, **width, K=8, ROW_STATE=True, FULL=0, CLOCKED=False)
     for name, kind, parameters_at, state_at, size in (("fp32", 0, 256, 256, 260), ("int4", 4, 32, 36, 40)):
         form = {

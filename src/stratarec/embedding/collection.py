@@ -114,15 +114,16 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         elif training:
             prepared = engine.prepare_now(features)
         else:
-            return self._named(features, *map(engine.level0.to_network, engine.read(features)))
+            return self.named(features, *map(engine.level0.to_network, engine.read(features)))
         inputs = (self._anchor, features.weights, prepared, engine)
         outputs = FusedLookup.apply(*inputs)  # type: ignore[no-untyped-call]
         # Without gradients, no backward pass releases the rows.
         if not training:
             prepared.release()
-        return self._named(features, *outputs)
+        return self.named(features, *outputs)
 
-    def _named(self, features: KeyedJagged, pooled: Tensor, *rows: Tensor) -> Embeddings:
+    def named(self, features: KeyedJagged, pooled: Tensor, *rows: Tensor) -> Embeddings:
+        """Return the result of a lookup from the outputs of `LookupEngine.look_up`."""
         engine = self.engine
         values, size, sequences = dict(zip(engine.row_order, rows, strict=True)), features.batch_size, {}
         for key in engine.sequence_keys:

@@ -1,20 +1,13 @@
 """Slots in the memory of a GPU: Triton kernels for frequent operations, torch for others.
 
-All kernels run on the default stream, which all threads share. Operations run in the order in which they are queued, so
-a thread can queue work without waiting until the current step has ended. Copies from and to the host use separate
-streams and pinned buffers (`DeviceTransfers`). The host waits for the device only if it needs a result: in `encode`,
-`square_norms`, `weight_gradient` and for copies of rows.
-
-A batch is staged as lists of slots on the device: first the lookups of pooled features, then the lookups of sequence
-features. The lookups of each table keep their order. `update` sorts the lists on the device, and the host does not wait
-for it. Evaluation does not sort them.
+Steps run on the stream on which the training thread computes, moves of rows on a stream of their own (`rings`), and
+copies on further streams. So a thread can queue work without waiting until the current step has ended. The host waits
+for the device only if it needs a result: in `encode`, `square_norms`, `weight_gradient` and for copies of rows.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,32 +18,22 @@ from torch import Tensor
 from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.slots import (
-    Home,
-    Level0,
-    Records,
-    SlotMemory,
-    StagedBatch,
-    differing_rows,
-    named_views,
-    require_unchanged,
-)
+from stratarec.embedding.packed_batch import DeviceBatch, FeatureLists, launch
+from stratarec.embedding.slots import Home, Level0, Records, SlotMemory, StagedBatch, differing_rows, named_views
 from stratarec.errors import ConfigError
 from stratarec.kernels import cache
-from stratarec.kernels.bags import BagBatch, GroupLayout, list_slots
+from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.codec import gpu as codecs
 from stratarec.kernels.codec.kinds import KINDS
 from stratarec.kernels.pooling import gpu as pooling
 from stratarec.kernels.random import RowNoise
 from stratarec.kernels.random import gpu as random
 from stratarec.kernels.random.reference import mix
-from stratarec.kernels.runtime.accelerator import Transfers
 from stratarec.kernels.simd.vector import LANES
-from stratarec.kernels.update import Gradients, Missed, RowUpdate, gpu, rules
+from stratarec.kernels.update import Gradients, Missed, RowUpdate, gpu, row_numbers, rules
 
 # _UNROLLED: lookups that a program reads at once. _SUMMED: lookups of a long run whose gradients are read at once.
-# _BLOCK: lookups per program of the kernels that list runs.
-_UNROLLED, _SUMMED, _BLOCK = 4, 16, 1024
+_UNROLLED, _SUMMED = 4, 16
 _FILLED = 1 << 22
 _MASK = (1 << 64) - 1
 
@@ -69,10 +52,9 @@ class Tile(NamedTuple):
         return cls(max(floats // columns, min(rows, 1024 // columns), 1), columns, warps)
 
     def launch(self, kernel: Any, count: int, *arguments: Any, **constants: Any) -> None:
-        """Run a kernel on `count` rows. Products and sums are not fused, because that would change bits."""
-        grid = (-(-count // self.rows),)
-        options = {"num_warps": self.warps, "enable_fp_fusion": False}
-        kernel[grid](*arguments, K=self.rows, DP=self.columns, **constants, **options)
+        """Run a kernel on `count` rows."""
+        sizes = {"K": self.rows, "DP": self.columns, "num_warps": self.warps}
+        launch(kernel, -(-count // self.rows), *arguments, **sizes, **constants)
 
 
 def _longest_run(lookups: int) -> int:
@@ -85,123 +67,6 @@ def _longest_run(lookups: int) -> int:
     return 64 if lookups < 1 << 22 else 256
 
 
-def _launch_blocks(kernel: Any, count: int, *arguments: Any, **constants: Any) -> None:
-    kernel[(-(-count // _BLOCK),)](*arguments, BLOCK=_BLOCK, enable_fp_fusion=False, **constants)
-
-
-class FeatureLists(NamedTuple):
-    """Features of a layout in the order of staged lookups: pooled ones first.
-
-    Parameters
-    ----------
-    order : ndarray
-        Places of the features in the layout.
-    pooled : int
-        Number of pooled features.
-    column, mean : Tensor
-        ``[pooled]`` int64: `column` and `mean` of the layout for the pooled features, on the device.
-    multiple : int
-        Largest of 1, 2 and 4 that divides the width and all columns.
-    averaged : bool
-        Whether a feature is pooled by its mean.
-    """
-
-    order: NDArray[np.int64]
-    pooled: int
-    column: Tensor
-    mean: Tensor
-    multiple: int
-    averaged: bool
-
-    @classmethod
-    def of(cls, layout: GroupLayout, transfers: Transfers) -> FeatureLists:
-        """Build the lists of a layout."""
-        order = np.argsort(layout.sequence, kind="stable")
-        pooled = int((layout.sequence == 0).sum())
-        column, mean = (part[order[:pooled]] for part in (layout.column, layout.mean))
-        up = transfers.up(torch.from_numpy(np.concatenate([column, mean])))
-        multiple = math.gcd(4, layout.width, *column.tolist())
-        return cls(order, pooled, up[:pooled], up[pooled:], multiple, bool(mean.any()))
-
-
-@dataclass(frozen=True)
-class DeviceBatch(StagedBatch):
-    """A staged batch on the device.
-
-    Parameters
-    ----------
-    features : FeatureLists
-    begin : list of int
-        First staged lookup of each feature in the order of `features`, and the number of all lookups.
-    rows : Tensor
-        ``[N]`` int32 slots of the lookups.
-    offsets : Tensor or None
-        ``[pooled features * B + 1]`` int32, first lookup of each bag; None if every bag has one id.
-    share : Tensor or None
-        ``[N]`` float32 per-sample weights.
-    """
-
-    features: FeatureLists
-    begin: list[int]
-    rows: Tensor
-    offsets: Tensor | None
-    share: Tensor | None
-
-    @property
-    def pooled_lookups(self) -> int:
-        """Number of lookups of pooled features."""
-        return self.begin[self.features.pooled]
-
-    @cached_property
-    def bag_of(self) -> Tensor | None:
-        """``[pooled lookups]`` int32 bag of each lookup; None if lookup i is in bag i."""
-        if self.offsets is None:
-            return None
-        return torch.repeat_interleave(self.offsets.diff(), output_size=self.pooled_lookups)
-
-    @cached_property
-    def sorted(self) -> Runs:
-        """The lookups sorted by row, for the update."""
-        return Runs(self.rows)
-
-
-class Runs:
-    """Lookups sorted by row, with the lookups of a row (a *run*) in their original order.
-
-    Parameters
-    ----------
-    rows : Tensor
-        ``[N]`` int32.
-    """
-
-    def __init__(self, rows: Tensor) -> None:
-        count = len(rows)
-        self.rows, self.order = torch.sort(rows, stable=True)
-        self.begins = torch.empty_like(rows)
-        _launch_blocks(gpu.mark_runs, count, self.rows, self.begins, count)
-        self.number = torch.cumsum(self.begins, 0, dtype=torch.int32)
-        # The number of runs, then the first lookup of each run. The second part starts at element 4, so that both
-        # addresses are multiples of 16.
-        lists = torch.empty(4 + count + 1, dtype=torch.int32, device=rows.device)
-        self.count, self.first = lists[:1], lists[4:]
-        self.listed_for = -1
-
-    def list(self, staged: DeviceBatch, stride: int) -> Runs:
-        """List the runs, and the position and scale of each lookup's gradient; samples are `stride` floats apart."""
-        if self.listed_for != stride:
-            features, count = staged.features, len(self.rows)
-            self.at = torch.empty(count, dtype=torch.int64, device=self.rows.device)
-            scaled = staged.share is not None or (features.averaged and staged.offsets is not None)
-            self.scale = torch.empty(count, device=self.rows.device) if scaled else None
-            _launch_blocks(
-                gpu.list_runs, count, self.begins, self.number, self.order, staged.bag_of, staged.offsets, staged.share,
-                features.column, features.mean, self.first, self.count, self.at, self.scale, count,
-                staged.pooled_lookups, max(staged.bags.batch, 1), stride, D=staged.layout.width,
-            )  # fmt: skip
-            self.listed_for = stride
-        return self
-
-
 class DeviceSlots(SlotMemory):
     """`SlotMemory` in the memory of a GPU, with the parameters of `CpuSlots`.
 
@@ -210,7 +75,7 @@ class DeviceSlots(SlotMemory):
     for rows that are wider than 256.
     """
 
-    addresses_host = False
+    addresses_host, queued = False, True
 
     def __init__(self, level0: Level0, slots: int, width: int, optimizer: RowOptimizerConfig) -> None:
         if slots >= 1 << 31:
@@ -222,16 +87,19 @@ class DeviceSlots(SlotMemory):
             "full_state": slots * width * self._kept["full_state"], "clock": slots * self._kept["clock"],
         }  # fmt: skip
         try:
-            self._parts = tuple(
-                torch.zeros(size, dtype=torch.int32 if name == "clock" else torch.float32, device=self._device)
-                for name, size in sizes.items()
-            )
+            with level0.order.rarely():
+                self._parts = tuple(
+                    torch.zeros(size, dtype=torch.int32 if name == "clock" else torch.float32, device=self._device)
+                    for name, size in sizes.items()
+                )
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"{self._device} has too little free memory for {slots:,} slots of {width} floats and their optimizer "
                 f"state, {4 * sum(sizes.values()) / 2**30:.1f} GiB: keep fewer rows there"
             ) from error
-        self._kind = rules.KINDS[optimizer.kind]
+        self._order, self._kind = level0.order, rules.KINDS[optimizer.kind]
+        # `ok` of steps that are applied in any case.
+        self._always = torch.ones(1, dtype=torch.int32, device=self._device)
         self._lanes = math.gcd(width, LANES) if width < LANES else LANES
         # Tiles that were fastest on an H200 for 64 and 128 columns.
         self._pool_tile, self._tile = Tile.of(width, 256, 4, 1), Tile.of(width, 512, 8, 4)
@@ -263,104 +131,102 @@ class DeviceSlots(SlotMemory):
     def stage(self, layout: GroupLayout, bags: BagBatch) -> DeviceBatch:
         staged_layout, features = self._features
         if staged_layout is not layout or features is None:
-            features = FeatureLists.of(layout, self.transfers)
+            # Moves read the lists too.
+            with self._order.rarely():
+                features = FeatureLists.of(layout, self.transfers)
             self._features = layout, features
-        spans = [bags.span(feature) for feature in features.order.tolist()]
-        begin = np.cumsum([0, *(last - first for first, last in spans)]).tolist()
-        count, sums = begin[-1], features.pooled * bags.batch + 1
-        has_offsets = bags.offsets is not None or bags.weights is not None
-        # Three lists in one copy. Each starts at a multiple of 16 bytes, because Triton chooses kernels by alignment.
-        sizes = [-(-size // 4) * 4 for size in (count, sums * has_offsets, count * (bags.weights is not None))]
-        words = self.transfers.empty(sum(sizes), dtype=torch.int32)
-        arrays = np.split(words.numpy(), np.cumsum(sizes)[:2])
-        require_unchanged(list_slots(layout, bags, features.order, features.pooled, arrays))
-        rows, offsets, share = torch.split(self.transfers.up(words), sizes)
-        return DeviceBatch(
-            layout, bags, features, begin, rows[:count], offsets[:sums] if has_offsets else None,
-            share[:count].view(torch.float32) if bags.weights is not None else None,
-        )  # fmt: skip
+        return DeviceBatch.pack(layout, bags, features, self._level0.ring)
+
+    def list_rows(self, staged: StagedBatch, stride: int) -> None:
+        assert isinstance(staged, DeviceBatch)
+        with self._order.moving():
+            staged.list_rows(stride)
 
     def empty(self, *shape: int) -> Tensor:
         return self._level0.empty(*shape)
 
     def pool(self, staged: StagedBatch, out: Tensor) -> None:
         assert isinstance(staged, DeviceBatch)
-        features, batch = staged.features, staged.bags.batch
+        staged.arrive()
+        lists, features, batch = staged.lists, staged.features, staged.bags.batch
         if features.pooled * batch:
             self._pool_tile.launch(
-                pooling.pool, features.pooled * batch, self._parts[0], staged.rows, staged.offsets, staged.share,
+                pooling.pool, features.pooled * batch, self._parts[0], lists.rows, lists.offsets, lists.share,
                 features.column, features.mean, out, features.pooled * batch, batch, out.stride(0),
-                D=self.width, U=_UNROLLED, SINGLE=staged.offsets is None, BY=math.gcd(features.multiple, out.stride(0)),
+                D=self.width, U=_UNROLLED, SINGLE=lists.offsets is None, BY=math.gcd(features.multiple, out.stride(0)),
             )  # fmt: skip
 
     def gather(self, staged: StagedBatch, feature: int, out: Tensor) -> None:
         assert isinstance(staged, DeviceBatch)
+        staged.arrive()
         place = int(np.flatnonzero(staged.features.order == feature)[0])
-        rows = staged.rows[staged.begin[place] : staged.begin[place + 1]]
+        rows = staged.lists.rows[staged.begin[place] : staged.begin[place + 1]]
         torch.index_select(self._parts[0].view(-1, self.width), 0, rows, out=out)
 
     def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
         if missed is not None:
             self.apply_missed_steps(staged, missed)
-        self._update(staged, gradients, rule, None)
+        numbers, constants = row_numbers(rule)
+        self.queue_update(staged, gradients, self.transfers.up(torch.tensor(numbers)), constants, self._always)
 
-    def _update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, squares: Tensor | None) -> None:
+    def queue_update(
+        self, staged: StagedBatch, gradients: Gradients, numbers: Tensor, constants: tuple[float, ...], ok: Tensor,
+        squares: Tensor | None = None,
+    ) -> None:  # fmt: skip
         assert isinstance(staged, DeviceBatch)
-        count, stride = len(staged.rows), gradients.pooled.shape[1]
-        if not count:
-            return
-        runs = staged.sorted.list(staged, stride)
-        pooled = gradients.pooled
+        lists, room, pooled = staged.lists, staged.lists.form.lookups, gradients.pooled
+        staged.list_rows(pooled.shape[1])
         sequences = torch.cat([part.reshape(-1) for part in gradients.rows]) if gradients.rows else None
-        multiple = math.gcd(staged.features.multiple, stride)
-        longest = _longest_run(count)
-        blocks = -(-count // longest)
+        multiple = math.gcd(staged.features.multiple, pooled.shape[1])
+        longest = _longest_run(room)
+        blocks = -(-room // longest)
         parts = torch.empty(2 * blocks * self.width, device=self._device)
-        if count > longest:
-            gpu.sum_parts[(blocks,)](
-                runs.number, runs.first, runs.at, runs.scale, pooled, sequences, parts, count, D=self.width,
-                DP=self._tile.columns, K=_SUMMED, L=longest, BY=multiple, enable_fp_fusion=False,
+        if room > longest:
+            launch(
+                gpu.sum_parts, blocks, lists.number, lists.first, lists.at, lists.scale, pooled, sequences, parts,
+                lists.sizes, D=self.width, DP=self._tile.columns, K=_SUMMED, L=longest, BY=multiple,
             )  # fmt: skip
         self._tile.launch(
-            gpu.update, count, self._parts, runs.rows, runs.order, runs.first, runs.count, runs.at, runs.scale, pooled,
-            sequences, parts, blocks, *_numbers(rule), squares, D=self.width,
-            U=_UNROLLED, L=longest, LANES=self._lanes, KIND=self._kind, CLOCKED=bool(self._kept["clock"]), BY=multiple,
+            gpu.update, room, self._parts, lists.order, lists.first, lists.runs, lists.run_row, lists.run_at,
+            lists.run_scale, lists.at, lists.scale, pooled, sequences, parts, blocks, numbers, constants, ok, squares,
+            D=self.width, U=_UNROLLED, L=longest, LANES=self._lanes, KIND=self._kind,
+            CLOCKED=bool(self._kept["clock"]), BY=multiple,
         )  # fmt: skip
 
     def square_norms(self, staged: StagedBatch, gradients: Gradients) -> NDArray[np.float64]:
         assert isinstance(staged, DeviceBatch)
         layout, begin = staged.layout, staged.begin
-        squares = torch.zeros(len(staged.rows), device=self._device)
-        self._update(staged, gradients, self._optimizer.rule(0), squares)
-        numbers = self._down(squares).astype(np.float64)
+        squares = torch.zeros(staged.lists.form.lookups, device=self._device)
+        numbers, constants = row_numbers(self._optimizer.rule(0))
+        self.queue_update(staged, gradients, self.transfers.up(torch.tensor(numbers)), constants, self._always, squares)
+        sums_of_rows = self._down(squares).astype(np.float64)
         place_of = np.argsort(staged.features.order)
         sums = np.zeros(len(layout.table_start) - 1)
         for table in range(len(sums)):
             features = layout.table_features[layout.table_start[table] : layout.table_start[table + 1]]
-            parts = [numbers[begin[place] : begin[place + 1]] for place in np.sort(place_of[features])]
+            parts = [sums_of_rows[begin[place] : begin[place + 1]] for place in np.sort(place_of[features])]
             # Added one after another, as on the CPU; `sum` would add pairs.
             sums[table] = np.cumsum(np.concatenate([[0.0], *parts]))[-1]
         return sums
 
     def apply_missed_steps(self, staged: StagedBatch, missed: Missed) -> None:
         assert isinstance(staged, DeviceBatch)
-        if len(staged.rows):
-            # The stride of gradients is not known yet, and the lists that are used here do not depend on it.
-            runs = staged.sorted if staged.sorted.listed_for >= 0 else staged.sorted.list(staged, 0)
-            self._apply_missed_steps(runs.rows, runs.first, runs.count, missed)
+        # Gradients do not matter here, so neither does their stride.
+        staged.list_rows(max(staged.lists.listed_for, 0))
+        self._apply_missed_steps(staged.lists.run_row, staged.lists.runs, missed)
 
     def apply_missed_steps_to_range(self, first: int, last: int, missed: Missed) -> None:
         if last > first:
-            rows = torch.arange(first, last, dtype=torch.int32, device=self._device)
-            count = torch.full((1,), last - first, dtype=torch.int32, device=self._device)
-            self._apply_missed_steps(rows, None, count, missed)
+            with self._order.rarely():
+                rows = torch.arange(first, last, dtype=torch.int32, device=self._device)
+                count = torch.full((1,), last - first, dtype=torch.int32, device=self._device)
+                self._apply_missed_steps(rows, count, missed)
 
-    def _apply_missed_steps(self, rows: Tensor, first: Tensor | None, count: Tensor, missed: Missed) -> None:
+    def _apply_missed_steps(self, rows: Tensor, count: Tensor, missed: Missed) -> None:
         if missed.steps:
             self._tile.launch(
-                gpu.apply_missed_steps, len(rows), self._parts, rows, first, count, missed.steps,
-                self._step_numbers(missed), _numbers(missed.rule)[1], D=self.width, LANES=self._lanes,
-                KIND=self._kind,
+                gpu.apply_missed_steps, len(rows), self._parts, rows, count, missed.steps, self._step_numbers(missed),
+                row_numbers(missed.rule)[1], D=self.width, LANES=self._lanes, KIND=self._kind,
             )  # fmt: skip
 
     def _step_numbers(self, missed: Missed) -> Tensor:
@@ -379,8 +245,10 @@ class DeviceSlots(SlotMemory):
         if not count:
             return
         gradient = torch.empty(count, device=self._device)
+        lists = staged.lists
+        staged.list_rows(pooled.shape[1])
         self._tile.launch(
-            pooling.weight_gradient, count, self._parts[0], staged.rows, staged.bag_of, staged.offsets, features.column,
+            pooling.weight_gradient, count, self._parts[0], lists.rows, lists.bag_of, lists.offsets, features.column,
             features.mean, pooled, gradient, count, staged.bags.batch, pooled.shape[1], D=self.width, LANES=self._lanes,
         )  # fmt: skip
         host, array = self._down(gradient), out.numpy()
@@ -392,21 +260,25 @@ class DeviceSlots(SlotMemory):
 
     def read(self, slots: Indices) -> FloatRows:
         rows = FloatRows.allocate(len(slots), self.width, **self._kept)
-        places = self._up(slots)
-        for part, mine in self._rows if len(slots) else ():
-            rows.parts[part].reshape(len(slots), -1)[:] = mine[places].cpu().numpy()
+        with self._order.rarely():
+            places = self._up(slots)
+            for part, mine in self._rows if len(slots) else ():
+                rows.parts[part].reshape(len(slots), -1)[:] = mine[places].cpu().numpy()
         return rows
 
     def write(self, slots: Indices, rows: FloatRows, places: Indices) -> None:
-        for part, mine in self._rows if len(slots) else ():
-            mine[self._up(slots)] = self._up(rows.parts[part].reshape(rows.slots, -1)[places])
+        with self._order.rarely():
+            for part, mine in self._rows if len(slots) else ():
+                mine[self._up(slots)] = self._up(rows.parts[part].reshape(rows.slots, -1)[places])
 
     def copy_from(self, slots: Indices, source: SlotMemory, source_slots: Indices) -> None:
         assert isinstance(source, DeviceSlots)
-        for part, mine in self._rows if len(slots) else ():
-            mine[self._up(slots)] = source._parts[part].view(source.slots, -1)[self._up(source_slots)]
+        with self._order.rarely():
+            for part, mine in self._rows if len(slots) else ():
+                mine[self._up(slots)] = source._parts[part].view(source.slots, -1)[self._up(source_slots)]
 
     def views(self, first: int, last: int) -> dict[str, Tensor]:
+        self._order.join()
         return named_views(self._optimizer, self._parts, self.width, first, last)
 
     def fill(self, first: int, last: int, key: int, table: EmbeddingBagConfig) -> None:
@@ -418,12 +290,14 @@ class DeviceSlots(SlotMemory):
             self._initialize(slots, keys, np.full(len(slots), table.bound, np.float32))
 
     def trained(self, first: int, last: int, key: int, table: EmbeddingBagConfig, row: int) -> Indices:
+        self._order.join()
         rows = [part[first:last].cpu().numpy() for _, part in self._rows]
         return differing_rows(rows, key, table, row)
 
     def clear_state(self) -> None:
-        for part in self._parts[1:]:
-            part.zero_()
+        with self._order.rarely():
+            for part in self._parts[1:]:
+                part.zero_()
 
     # Moves
 
@@ -443,16 +317,17 @@ class DeviceSlots(SlotMemory):
         count = len(slots)
         if not count:
             return -1
-        encoded = torch.empty((count, codec.record_bytes), dtype=torch.uint8, device=self._device)
-        fits = torch.empty(count, dtype=torch.uint8, device=self._device)
-        write_key = np.uint64(mix((write * 0x9E3779B97F4A7C15 + 1) & _MASK))
-        self._tile.launch(
-            codecs.encode, count, self._parts, self._up(slots), self._up((keys ^ write_key).view(np.int64)), encoded,
-            fits, count, STOCHASTIC=codec.layout.stochastic, **self._form(codec),
-        )  # fmt: skip
-        out = torch.from_numpy(records)
-        direct = _is_whole(places, records) and self.transfers.is_pinned(out)
-        copied, host = self.transfers.down(fits), self.transfers.down(encoded, out if direct else None)
+        with self._order.moving():
+            encoded = torch.empty((count, codec.record_bytes), dtype=torch.uint8, device=self._device)
+            fits = torch.empty(count, dtype=torch.uint8, device=self._device)
+            write_key = np.uint64(mix((write * 0x9E3779B97F4A7C15 + 1) & _MASK))
+            self._tile.launch(
+                codecs.encode, count, self._parts, self._up(slots), self._up((keys ^ write_key).view(np.int64)),
+                encoded, fits, count, STOCHASTIC=codec.layout.stochastic, **self._form(codec),
+            )  # fmt: skip
+            out = torch.from_numpy(records)
+            direct = _is_whole(places, records) and self.transfers.is_pinned(out)
+            copied, host = self.transfers.down(fits), self.transfers.down(encoded, out if direct else None)
         self.transfers.wait()
         if not direct:
             records[places] = host.numpy()
@@ -462,8 +337,9 @@ class DeviceSlots(SlotMemory):
     def decode(self, codec: RecordCodec, records: Records, places: Indices, slots: Indices) -> None:
         if len(slots):
             records = records if _is_whole(places, records) else records[places]
-            arguments = self._up(slots), self._up(records), len(slots)
-            self._tile.launch(codecs.decode, len(slots), self._parts, *arguments, **self._form(codec))
+            with self._order.moving():
+                arguments = self._up(slots), self._up(records), len(slots)
+                self._tile.launch(codecs.decode, len(slots), self._parts, *arguments, **self._form(codec))
 
     def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
         at = np.flatnonzero(absent)
@@ -471,23 +347,18 @@ class DeviceSlots(SlotMemory):
 
     def _initialize(self, slots: Indices, keys: NDArray[np.uint64], bounds: NDArray[np.float32]) -> None:
         if len(slots):
-            self._tile.launch(
-                random.initialize, len(slots), self._parts, self._up(slots), self._up(keys.view(np.int64)),
-                self._up(bounds), len(slots), D=self.width, ROW_STATE=bool(self._kept["row_state"]),
-                FULL=self._kept["full_state"], CLOCKED=bool(self._kept["clock"]),
-            )  # fmt: skip
+            with self._order.moving():
+                self._tile.launch(
+                    random.initialize, len(slots), self._parts, self._up(slots), self._up(keys.view(np.int64)),
+                    self._up(bounds), len(slots), D=self.width, ROW_STATE=bool(self._kept["row_state"]),
+                    FULL=self._kept["full_state"], CLOCKED=bool(self._kept["clock"]),
+                )  # fmt: skip
 
     def swap(
         self, layout: cache.CacheLayout, staging: cache.Staging, workspace: cache.StageWorkspace, codec: RecordCodec,
         home: Home, write: int,
     ) -> tuple[int, int] | None:  # fmt: skip
         raise AssertionError("homes are not addressed by a device: `addresses_host` is false")
-
-
-def _numbers(rule: RowUpdate) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the numbers of a rule that change from step to step, and its constants."""
-    constants, numbers = rules.compiled(rule)  # type: ignore[no-untyped-call]
-    return numbers, constants[1:]
 
 
 def _is_whole(places: Indices, records: Records) -> bool:

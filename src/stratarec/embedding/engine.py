@@ -44,7 +44,7 @@ from stratarec.embedding.tiers import HomeKind, TierConfig
 from stratarec.errors import CheckpointError, ConfigError, TrainingError
 from stratarec.kernels.bags import first_falling
 from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
-from stratarec.kernels.update import Gradients
+from stratarec.kernels.update import Gradients, row_numbers
 from stratarec.progress import timed, traced
 
 _ID_TYPES = (torch.int32, torch.int64)
@@ -319,18 +319,26 @@ class Engine(LookupEngine[Prepared]):
             in_flight.start(number)
             self.batches += 1
             try:
-                value = self._stamp(number)
-                stamp = BatchStamp(value, value - (number - horizon), number, lambda: make_room(number))
+                value, order = self._stamp(number), self.level0.order
+                order.after(horizon)
+
+                def wait_for_room() -> None:
+                    make_room(number)
+                    order.after(number)
+
+                stamp = BatchStamp(value, value - (number - horizon), number, wait_for_room)
                 slots = (
                     _NO_SLOTS if self.resident else RECYCLER.empty(features.values.numel()).view(torch.int32).numpy()
                 )
                 with timed(self.seconds, "bring in"):
                     staged = tuple(tables.stage(tables.bags(features), slots, stamp) for tables in self.tables)
+                    for tables, part in zip(self.tables, staged, strict=True):
+                        tables.memory.list_rows(part, self._columns)
             except BaseException:
                 # The number is not reused: rounding noise is a function of it and must never repeat.
                 in_flight.done(number)
                 raise
-            return Prepared(features, staged, number, in_flight)
+            return Prepared(features, staged, number, in_flight, order.ready())
         finally:
             self._preparing.release()
 
@@ -353,22 +361,76 @@ class Engine(LookupEngine[Prepared]):
     def look_up(self, prepared: Prepared) -> tuple[Tensor, ...]:
         self.health.require()
         prepared.look_up(self.in_flight)
+        self.level0.order.start(prepared.ready)
         try:
             for tables, staged in zip(self.tables, prepared.staged, strict=True):
                 tables.apply_missed_steps(staged)
-            rows = list[Tensor]()
-            pooled = self.level0.empty(prepared.features.batch_size, self._columns)
-            for tables, staged in zip(self.tables, prepared.staged, strict=True):
-                rows += tables.pool(staged, pooled)
+            return self.pool_staged(prepared.staged, prepared.features.batch_size)
         except BaseException:
             prepared.release()
             raise
+
+    def pool_staged(self, staged: Sequence[StagedBatch], size: int) -> tuple[Tensor, ...]:
+        """Pool a batch of `size` bags from the staged batch of each table group; return the output of `look_up`."""
+        rows, pooled = list[Tensor](), self.level0.empty(size, self._columns)
+        for tables, part in zip(self.tables, staged, strict=True):
+            rows += tables.pool(part, pooled)
         self._output_bytes = max(self._output_bytes, sum(buffer_bytes(part.numel()) for part in (pooled, *rows)))
         return (pooled, *rows)
+
+    # A step that is queued as a whole: `begin`, `pool_staged`, `queue_updates`, `end`
+
+    @property
+    def queued(self) -> bool:
+        """Whether steps can be queued as a whole, because all rows are trained in the memory of a device."""
+        return all(tables.memory.queued for tables in self.tables)
+
+    def begin(self, prepared: Prepared) -> None:
+        """Queue what a step of a batch waits for, and apply the steps that its rows missed."""
+        self.health.require()
+        prepared.look_up(self.in_flight)
+        try:
+            self.level0.order.start(prepared.ready)
+            for tables, staged in zip(self.tables, prepared.staged, strict=True):
+                tables.apply_missed_steps(staged)
+            prepared.finish()
+        except BaseException:
+            prepared.release()
+            raise
+
+    def row_numbers(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the numbers of the next step of the row optimizer, and the constants of all steps."""
+        return row_numbers(self.step_clock.rule)
+
+    def queue_updates(
+        self, staged: Sequence[StagedBatch], gradients: Sequence[Tensor], numbers: Tensor, ok: Tensor
+    ) -> None:
+        """Queue one step of the row optimizer, given the gradients of the output of `pool_staged`.
+
+        Parameters
+        ----------
+        numbers : Tensor
+            First numbers of `row_numbers`, as float32 on the device.
+        ok : Tensor
+            ``[1]`` int32 on the device. If it is 0, the step changes nothing.
+        """
+        constants, pooled, rows = self.row_numbers()[1], gradients[0], gradients[1:]
+        for tables, part, of_part in _by_tables(self.tables, staged, pooled, rows):
+            tables.memory.queue_update(part, of_part, numbers, constants, ok)
+
+    def end(self, prepared: Prepared) -> None:
+        """Count a step that is queued, and release its rows."""
+        try:
+            for tables, staged in zip(self.tables, prepared.staged, strict=True):
+                tables.mark_trained(staged)
+            self.step_clock.step += 1
+        finally:
+            prepared.release()
 
     def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
         self.health.require()
         self._validator.check(features)
+        self.level0.order.join()
         pooled = self.level0.empty(features.batch_size, self._columns)
         return (pooled, *(row for tables in self.tables for row in tables.read(tables.bags(features), pooled)))
 
@@ -456,6 +518,7 @@ class Engine(LookupEngine[Prepared]):
         self._require_nothing_ahead("saved")
         # Rows of in-flight batches are saved in their current state, and again in the next checkpoint.
         oldest_stamp = self.in_flight.oldest(self.batches) - self._origin
+        self.level0.order.after(self.batches)
         with self._stepping, self.health.changing("saving"):
             groups = save_tables(self.tables, directory, previous, oldest_stamp, rank)
         return {
@@ -486,6 +549,7 @@ class Engine(LookupEngine[Prepared]):
         if self.health.state == "closed":
             self.health.require()
         self._require_nothing_ahead("loaded")
+        self.level0.order.after(self.batches)
         manifest = checked(directory, manifest)
         batches, origin = int(manifest["batches"]), int(manifest["origin"])
         groups = manifest["groups"]
@@ -545,7 +609,7 @@ class Engine(LookupEngine[Prepared]):
     # Accounting
 
     def bytes_by_memory(self) -> dict[str, int]:
-        total: Counter[str] = Counter(dram=self.level0.scratch.nbytes)
+        total: Counter[str] = Counter(dram=self.level0.scratch.nbytes + self.level0.ring.nbytes)
         for tables, parts in self._bytes():
             if self.level0.on_device:
                 total["hbm"] += parts.pop("level0")
@@ -556,7 +620,9 @@ class Engine(LookupEngine[Prepared]):
         return dict(total)
 
     def bytes_by_part(self) -> dict[str, int]:
-        total: Counter[str] = Counter(workspace=self.level0.scratch.nbytes, outputs=2 * self._output_bytes)
+        total: Counter[str] = Counter(
+            workspace=self.level0.scratch.nbytes + self.level0.ring.nbytes, outputs=2 * self._output_bytes
+        )
         for _, parts in self._bytes():
             total.update(parts)
         return dict(total)
@@ -568,6 +634,17 @@ class Engine(LookupEngine[Prepared]):
             yield tables, tables.nbytes
 
 
+def _by_tables(
+    groups: Sequence[TableGroup], staged: Sequence[StagedBatch], pooled: Tensor, rows: Sequence[Tensor]
+) -> Iterator[tuple[TableGroup, StagedBatch, Gradients]]:
+    """Yield each table group with its part of a batch and its gradients."""
+    start = 0
+    for tables, part in zip(groups, staged, strict=True):
+        end = start + len(tables.sequence_keys)
+        yield tables, part, Gradients(pooled, rows[start:end])
+        start = end
+
+
 class _Backward(NamedTuple):
     """A batch after its backward pass, with the gradients of its lookup."""
 
@@ -577,8 +654,4 @@ class _Backward(NamedTuple):
 
     def by_tables(self, groups: Sequence[TableGroup]) -> Iterator[tuple[TableGroup, StagedBatch, Gradients]]:
         """Yield each table group with its part of the batch and its gradients."""
-        start = 0
-        for tables, staged in zip(groups, self.prepared.staged, strict=True):
-            end = start + len(tables.sequence_keys)
-            yield tables, staged, Gradients(self.pooled, self.rows[start:end])
-            start = end
+        return _by_tables(groups, self.prepared.staged, self.pooled, self.rows)

@@ -113,14 +113,17 @@ class Prepared:
         The staged batch of each table group, with slots in place of ids; empty after release.
     number : int
         Number of batches that were prepared before this one.
+    ready : event or None
+        Event on the device after which its rows can be looked up (`StepOrder.ready`).
     """
 
-    __slots__ = ("__weakref__", "_generation", "_in_flight", "_state", "features", "number", "staged")
+    __slots__ = ("__weakref__", "_generation", "_in_flight", "_state", "features", "number", "ready", "staged")
 
     def __init__(
-        self, features: KeyedJagged, staged: tuple[StagedBatch, ...], number: int, in_flight: InFlightBatches
-    ) -> None:
-        self.features, self.staged, self.number = features, staged, number
+        self, features: KeyedJagged, staged: tuple[StagedBatch, ...], number: int, in_flight: InFlightBatches,
+        ready: Any = None,
+    ) -> None:  # fmt: skip
+        self.features, self.staged, self.number, self.ready = features, staged, number, ready
         self._in_flight, self._generation, self._state = in_flight, in_flight.generation, "prepared"
 
     def look_up(self, in_flight: InFlightBatches) -> None:
@@ -147,7 +150,9 @@ class Prepared:
         """Release the rows: there will be no further lookup or backward pass."""
         if self._state in ("prepared", "looked up"):
             self._state = "released"
-        self.staged = ()
+        staged, self.staged = self.staged, ()
+        for each in staged:
+            each.release()
         if self._generation == self._in_flight.generation:
             self._in_flight.done(self.number)
 
@@ -165,10 +170,16 @@ class InFlightBatches:
     """The batches of one collection that are between `prepare` and the end of their backward pass.
 
     `generation` counts how often all handles were invalidated, by loading or closing. `changed` is notified whenever a
-    batch is done; no other lock is acquired while it is locked.
+    batch is done; no other lock of this package is acquired while it is locked.
+
+    Parameters
+    ----------
+    released : callable
+        Called with the number of each batch before it counts as done.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, released: Callable[[int], None] = lambda number: None) -> None:
+        self._released = released
         # Reentrant: the garbage collector may drop a handle on a thread that has the lock. Methods enter the lock
         # directly, five times per step, because entering it through the condition takes three times as long.
         self._lock = threading.RLock()
@@ -250,6 +261,8 @@ class InFlightBatches:
     def _remove(self, number: int) -> bool:
         """Remove a batch; return whether it was not looked up."""
         unused = number in self._unused
+        if number in self._open:
+            self._released(number)
         self._open.pop(number, None)
         self._unused.pop(number, None)
         return unused
@@ -338,12 +351,13 @@ class LookupEngine(ABC, Generic[AnyHandle]):
         self.sequence_keys = tuple(name for table in batch_tables for name in table.sequence_features)
         self.health: Health = Health() if shared is None else shared.health
         self.step_clock: StepClock = StepClock(optimizer) if shared is None else shared.step_clock
-        self.in_flight: InFlightBatches = InFlightBatches() if shared is None else shared.in_flight
         self.seconds: dict[str, float] = {} if shared is None else shared.seconds
         """Stage of a step -> total seconds so far; see `progress.timed`."""
         self.batches = 0
         """Number of batches ever prepared, on which the rounding noise depends."""
         self.level0: Level0 = Level0(open_device(tiers.device, "device")) if shared is None else shared.level0
+        order = self.level0.order
+        self.in_flight: InFlightBatches = InFlightBatches(order.released) if shared is None else shared.in_flight
 
     @property
     def transfers(self) -> Transfers:

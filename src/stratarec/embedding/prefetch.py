@@ -147,7 +147,8 @@ class Prefetcher(Generic[Item]):
         return item, self._engine.prepare_ahead(features, self._depth, lambda: self._stopped)
 
     def _run(self) -> None:
-        limit_threads(_DEVICE_THREADS if self._engine.level0.on_device else 1)
+        on_device = self._engine.level0.on_device
+        limit_threads(_DEVICE_THREADS if on_device else 1, idle_cores=on_device)
         try:
             for place, item in enumerate(self._source):
                 if not self._may_prepare(last=self._pause_after(place)):

@@ -20,6 +20,7 @@ from torch import Tensor
 from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.rings import DeviceOrder, Ring, StepOrder
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels import cache, pooling, swap, update
 from stratarec.kernels.bags import BagBatch, GroupLayout
@@ -28,8 +29,8 @@ from stratarec.kernels.runtime.accelerator import (
     CPU,
     HOST,
     DeviceTransfers,
-    Driver,
     Transfers,
+    driver_of,
     require_triton,
     transfers_of,
 )
@@ -47,6 +48,9 @@ class StagedBatch:
     layout: GroupLayout
     bags: BagBatch
 
+    def release(self) -> None:
+        """Release what was allocated for the batch: all work with it is queued."""
+
 
 class SlotMemory(Protocol):
     """S slots of width D with their optimizer state, in the memory of a device.
@@ -57,14 +61,17 @@ class SlotMemory(Protocol):
     ascending order of lookup position, and noise depends on keys only.
 
     Only the memory knows when a step has run. `update` may return as soon as the step is queued; every other method
-    that reads or writes slots waits for the last queued step, or is queued after it. Steps of all memories of a
-    `Level0` run one after another, because they share a workspace. Methods are called from two threads.
+    that reads or writes slots waits for the last queued step, or is queued after it. Moves (`encode`, `decode`,
+    `initialize`) wait only for the batches that `Level0.order.after` names. Steps of all memories of a `Level0` run one
+    after another, because they share a workspace. Methods are called from two threads.
     """
 
     slots: int
     width: int
     addresses_host: bool
     """Whether `swap` can access the home's records in place. If false, records are copied through staging buffers."""
+    queued: bool
+    """Whether `queue_update` can be called."""
     transfers: Transfers
     """Copies between the host and the memory's device. It also allocates host buffers that are fast to copy."""
 
@@ -80,6 +87,12 @@ class SlotMemory(Protocol):
     def stage(self, layout: GroupLayout, bags: BagBatch) -> StagedBatch:
         """Precompute the index lists of a batch that `pool`, `gather` and `update` share."""
 
+    def list_rows(self, staged: StagedBatch, stride: int) -> None:
+        """Prepare the update of a batch's rows, while earlier batches train. It depends on ids only.
+
+        `stride` is the number of columns of the pooled output, and so of its gradients.
+        """
+
     def empty(self, *shape: int) -> Tensor:
         """Return an uninitialized float32 tensor for pooled or gathered rows."""
 
@@ -91,6 +104,11 @@ class SlotMemory(Protocol):
 
     def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
         """Apply one step of the row optimizer."""
+
+    def queue_update(
+        self, staged: StagedBatch, gradients: Gradients, numbers: Tensor, constants: tuple[float, ...], ok: Tensor
+    ) -> None:
+        """Queue one step of the row optimizer; see `Engine.queue_updates`."""
 
     def square_norms(self, staged: StagedBatch, gradients: Gradients) -> NDArray[np.float64]:
         """Return, for each table, the sum of squares of its gradients, after the gradients of each row are summed."""
@@ -169,8 +187,12 @@ class Level0:
         self.device, self.scratch = device, Scratchpad()
         self._transfers = transfers_of(device)
         # Not shared with the network: a wait for the network's copies would also wait for copies of rows.
-        self.copies = DeviceTransfers(Driver(device)) if self.on_device else HOST
-        """Copies of slot lists and records between the host and the device of the rows."""
+        self.copies = DeviceTransfers(driver_of(device)) if self.on_device else HOST
+        """Copies of records and rare lists between the host and the device of the rows."""
+        self.order = DeviceOrder(driver_of(device)) if self.on_device else StepOrder()
+        """Order of steps and moves."""
+        self.ring = Ring(driver_of(device), self.order.streams)
+        """Buffers of batches on the device."""
 
     @property
     def transfers(self) -> Transfers:
@@ -219,7 +241,7 @@ class CpuSlots(SlotMemory):
         Defines the optimizer state and its names.
     """
 
-    addresses_host = True
+    addresses_host, queued = True, False
     transfers = HOST
 
     def __init__(self, level0: Level0, slots: int, width: int, optimizer: RowOptimizerConfig) -> None:
@@ -242,6 +264,9 @@ class CpuSlots(SlotMemory):
     def stage(self, layout: GroupLayout, bags: BagBatch) -> StagedBatch:
         return StagedBatch(layout, bags)
 
+    def list_rows(self, staged: StagedBatch, stride: int) -> None:
+        """Do nothing: `update` groups the lookups."""
+
     def empty(self, *shape: int) -> Tensor:
         return self._level0.empty(*shape)
 
@@ -253,6 +278,11 @@ class CpuSlots(SlotMemory):
 
     def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
         update.update(self._slots, staged.layout, staged.bags, gradients, rule, self._workspace, missed)
+
+    def queue_update(
+        self, staged: StagedBatch, gradients: Gradients, numbers: Tensor, constants: tuple[float, ...], ok: Tensor
+    ) -> None:
+        raise AssertionError("the host runs steps at once: `queued` is false")
 
     def square_norms(self, staged: StagedBatch, gradients: Gradients) -> NDArray[np.float64]:
         return update.square_norms(staged.layout, staged.bags, gradients, self._workspace)

@@ -180,9 +180,20 @@ class TableGroup(ABC):
             rows.append(gathered)
         return rows
 
+    def _pool_once(self, staged: StagedBatch, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
+        """Pool a batch that is not trained, and release it."""
+        rows = self.pool(staged, out, memory)
+        staged.release()
+        return rows
+
     def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate) -> None:
         """Apply the row optimizer, given the gradients of the output of `pool`."""
         self.memory.update(staged, gradients, rule, self.step_clock.missed)
+        self.mark_trained(staged)
+
+    @abstractmethod
+    def mark_trained(self, staged: StagedBatch) -> None:
+        """Record that a step has changed, or will change, the rows of a batch."""
 
     def bags(self, features: KeyedJagged) -> BagBatch:
         """Return the bags of these tables' features in a batch."""

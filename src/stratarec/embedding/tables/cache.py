@@ -37,6 +37,7 @@ from stratarec.embedding.stores.row_files import DeltaChain, read_rows, verify_f
 from stratarec.embedding.tiers import TableTier, cache_sets
 from stratarec.errors import CheckpointError, ConfigError, TrainingError
 from stratarec.io.atomic import make_directory
+from stratarec.kernels import bit_rows
 from stratarec.kernels import cache as kernel
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import RowNoise, table_key
@@ -405,12 +406,18 @@ class StoredHome(Mover):
     @traced("fetch rows")
     def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
         outgoing, incoming = kernel.moves(self._directory.layout, staging, self._directory.workspace)
+        records = self._staging(len(outgoing))
         if len(outgoing):
-            records = self._staging(len(outgoing))
             self._encode(outgoing, records, np.arange(len(outgoing), dtype=np.int64), write)
+        # Outgoing records are written first: incoming records may reuse the buffer.
+        fetched = self._staging(len(incoming))
+        array, bits = self.store.array, self.store.bits
+        if array is not None and bits is not None:
+            present = bit_rows.exchange(array, bits, outgoing.rows, records, incoming.rows, fetched)
+            return Fetched(incoming, fetched, present) if len(incoming) else None
+        if len(outgoing):
             self.store.write(outgoing.rows, records)
-        # Outgoing records are written first: incoming records reuse the buffer.
-        return self._fetch(incoming, self._staging(len(incoming))) if len(incoming) else None
+        return self._fetch(incoming, fetched) if len(incoming) else None
 
     @traced("place rows")
     def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:

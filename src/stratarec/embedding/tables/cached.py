@@ -93,6 +93,9 @@ class CachedTables(TableGroup):
             self.traffic.add_sample(np.array([self._distinct(bags, out), fetched]))
         return self.memory.stage(self.layout, replace(bags, values=out))
 
+    def mark_trained(self, staged: StagedBatch) -> None:
+        """Do nothing: the stamps of slots show which rows changed."""
+
     def _distinct(self, bags: BagBatch, slots: NDArray[np.int32]) -> list[int]:
         """Count the distinct rows of a batch that are in each table's cache. Hot rows are not in it."""
         spans = [slots[slice(*bags.span(feature))] for feature in range(len(self.features))]
@@ -155,7 +158,7 @@ class CachedTables(TableGroup):
         zeros = np.zeros_like(self.layout.base)
         layout = replace(self.layout, base=zeros, rows=zeros + max(len(distinct), 1))
         memory = self.copy(distinct)
-        return self.pool(memory.stage(layout, replace(bags, values=values)), out, memory)
+        return self._pool_once(memory.stage(layout, replace(bags, values=values)), out, memory)
 
     def _rows_of(self, feature: int, bags: BagBatch) -> Indices:
         """Check a feature's ids and return their rows in the group."""

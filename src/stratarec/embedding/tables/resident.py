@@ -22,7 +22,6 @@ from stratarec.io.atomic import make_directory
 from stratarec.kernels.bags import BagBatch, first_outside, mark_rows
 from stratarec.kernels.bit_rows import set_bits
 from stratarec.kernels.random import table_key
-from stratarec.kernels.update import Gradients, RowUpdate
 from stratarec.progress import traced
 
 
@@ -86,10 +85,9 @@ class ResidentTables(TableGroup):
         # Applying missed steps is not a change: the last checkpoint has the same row at an earlier step.
         self.apply_missed_steps(staged)
         self._fresh = self._fresh and not self.step_clock.optimizer.clocked
-        return self.pool(staged, out)
+        return self._pool_once(staged, out)
 
-    def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate) -> None:
-        super().update(staged, gradients, rule)
+    def mark_trained(self, staged: StagedBatch) -> None:
         self._fresh = False
         # Marking takes time in every step, so it begins after the first checkpoint, which compares rows with their
         # initial values instead. Rows with clocks are marked from the start, because reading changes them too.

@@ -10,12 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.kernels.bit_rows import cpu
-from stratarec.kernels.runtime.threads import use_torch_threads
+from stratarec.kernels.runtime.threads import has_idle_cores, use_torch_threads
 
 _CHUNKS = 16
 # Fewer bytes than this are copied by the calling thread. Waking other threads is cheap only if cores are idle: with
 # both of two cores busy, copying 2 MB took 15 ms with all threads and 0.5 ms with one.
-_SERIAL_BYTES = 4 << 20
+_SERIAL_BYTES, _SERIAL_BYTES_IDLE = 4 << 20, 256 << 10
+
+
+def _is_serial(size: int) -> bool:
+    """Return whether the calling thread alone copies `size` bytes."""
+    return size < (_SERIAL_BYTES_IDLE if has_idle_cores() else _SERIAL_BYTES)
 
 
 def test_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -33,7 +38,7 @@ def set_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
 def gather(array: NDArray[np.uint8], rows: NDArray[np.int64], mask: NDArray[np.bool_], out: NDArray[np.uint8]) -> None:
     """Set ``out[i] = array[rows[i]]`` where ``mask[i]`` is true; other rows are neither read nor written."""
     arguments = array.reshape(-1), rows, mask, out.reshape(-1), array.shape[1]
-    if out.nbytes < _SERIAL_BYTES:
+    if _is_serial(out.nbytes):
         cpu.gather_part(*arguments, 0, len(rows))
     else:
         use_torch_threads()
@@ -43,8 +48,39 @@ def gather(array: NDArray[np.uint8], rows: NDArray[np.int64], mask: NDArray[np.b
 def scatter(array: NDArray[np.uint8], rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
     """Set ``array[rows[i]] = records[i]``."""
     arguments = array.reshape(-1), rows, records.reshape(-1), array.shape[1]
-    if records.nbytes < _SERIAL_BYTES:
+    if _is_serial(records.nbytes):
         cpu.scatter_part(*arguments, 0, len(rows))
     else:
         use_torch_threads()
         cpu.scatter(*arguments, _CHUNKS)
+
+
+def exchange(
+    array: NDArray[np.uint8],
+    bits: tuple[NDArray[np.uint8], NDArray[np.uint8]],
+    outgoing: NDArray[np.int64],
+    out_records: NDArray[np.uint8],
+    incoming: NDArray[np.int64],
+    in_records: NDArray[np.uint8],
+) -> NDArray[np.bool_]:
+    """Set ``array[outgoing] = out_records`` and both bits of these rows; then set ``in_records = array[incoming]``.
+
+    Rows whose first bit is not set are not read. One call replaces `scatter`, two `set_bits`, `test_bits` and `gather`,
+    because each call takes the interpreter's lock again.
+
+    Returns
+    -------
+    ndarray
+        ``[n]`` bool: the first bit of each row in `incoming`.
+    """
+    present = np.empty(len(incoming), np.bool_)
+    arguments = (
+        array.reshape(-1), array.shape[1], *bits, outgoing, out_records.reshape(-1), incoming, in_records.reshape(-1),
+        present,
+    )  # fmt: skip
+    if _is_serial(out_records.nbytes + in_records.nbytes):
+        cpu.exchange(*arguments)
+    else:
+        use_torch_threads()
+        cpu.exchange_parallel(*arguments, _CHUNKS)
+    return present

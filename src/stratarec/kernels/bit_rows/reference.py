@@ -22,3 +22,19 @@ def gather(array: NDArray[np.uint8], rows: NDArray[np.int64], mask: NDArray[np.b
 
 def scatter(array: NDArray[np.uint8], rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
     array[rows] = records
+
+
+def exchange(
+    array: NDArray[np.uint8],
+    bits: tuple[NDArray[np.uint8], NDArray[np.uint8]],
+    outgoing: NDArray[np.int64],
+    out_records: NDArray[np.uint8],
+    incoming: NDArray[np.int64],
+    in_records: NDArray[np.uint8],
+) -> NDArray[np.bool_]:
+    scatter(array, outgoing, out_records)
+    for each in bits:
+        set_bits(each, outgoing)
+    present = test_bits(bits[0], incoming)
+    gather(array, incoming, present, in_records)
+    return present

@@ -99,6 +99,54 @@ class Driver:
         tensor.record_stream(stream)
 
 
+class HostStream:
+    """Stream of the host: every operation has ended when it is recorded. It is also its only event."""
+
+    def __enter__(self) -> HostStream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def record_event(self) -> HostStream:
+        return self
+
+    def wait_event(self, event: object) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class HostDriver(Driver):
+    """`Driver` of the host, for kernels that run on its tensors."""
+
+    _STREAM = HostStream()
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+
+    def stream(self) -> Any:
+        return self._STREAM
+
+    def current(self) -> Any:
+        return self._STREAM
+
+    def pinned(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def keep(self, tensor: Tensor, stream: Any) -> None:
+        pass
+
+
+def driver_of(device: torch.device) -> Driver:
+    """Return a driver of a device."""
+    return HostDriver() if device.type == "cpu" else Driver(device)
+
+
 class _Pinned:
     """Reusable pinned buffers."""
 

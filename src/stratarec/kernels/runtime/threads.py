@@ -24,9 +24,20 @@ _TILES_PER_THREAD = 4
 _ROWS_PER_THREAD = 512
 
 
-def limit_threads(most: int) -> None:
-    """Limit the number of threads of kernels that the calling Python thread starts."""
-    _LIMITS.most = most
+def limit_threads(most: int, *, idle_cores: bool = False) -> None:
+    """Limit the number of threads of kernels that the calling Python thread starts.
+
+    Parameters
+    ----------
+    idle_cores : bool
+        Whether the other cores are idle while this thread works, so that starting threads is cheap.
+    """
+    _LIMITS.most, _LIMITS.idle_cores = most, idle_cores
+
+
+def has_idle_cores() -> bool:
+    """Return whether the calling Python thread may expect that other cores are idle."""
+    return getattr(_LIMITS, "idle_cores", False)
 
 
 def team_threads() -> int:

@@ -56,6 +56,12 @@ class RowUpdate:
     scale: float = 1.0
 
 
+def row_numbers(rule: RowUpdate) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the numbers of a rule that change from step to step (`rules.StepNumbers`), and its constants."""
+    constants, numbers = rules.compiled(rule)  # type: ignore[no-untyped-call]
+    return numbers, constants[1:]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Missed:
     """Steps taken so far; each row may have missed some of them.

@@ -31,28 +31,36 @@ def mark_runs(rows, begins, lookups, BLOCK: tl.constexpr):
     tl.store(begins + i, (tl.load(rows + i, valid, 0) != before).to(tl.int32), valid)
 
 
-@triton.jit(do_not_specialize=["lookups", "pooled_lookups"])
+@triton.jit
 def list_runs(
-    begins, run, order, bag_of, offsets, share, column, mean, first, runs, at, scale, lookups, pooled_lookups, batch,
-    stride, D: tl.constexpr, BLOCK: tl.constexpr,
+    begins, run, order, rows, bag_of, offsets, share, column, mean, first, runs, run_row, run_at, run_scale, at, scale,
+    sizes, batch, stride, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """List the first lookup of each run, the number of runs, and the source and scale of each sorted lookup's gradient.
+    """List the source and scale of each sorted lookup's gradient, and of each run its first lookup, row and source.
 
     run[i] is the number of the run of sorted lookup i, counted from 1. A source is a position in the pooled gradients,
-    or the bitwise complement of a position in the gradients of sequences.
+    or the bitwise complement of a position in the gradients of sequences. `sizes` are the numbers of all lookups and of
+    pooled lookups. Lists may be longer: rows behind the lookups are larger than all rows, so they are sorted last, and
+    they belong to no run.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    lookups, pooled_lookups = tl.load(sizes), tl.load(sizes + 1)
     valid = i < lookups
+    tl.store(runs + tl.zeros_like(i), 0, (i == 0) & (lookups == 0))
     number = tl.load(run + i, valid, 0)
-    tl.store(first + number - 1, i, valid & (tl.load(begins + i, valid, 0) != 0))
+    begin = valid & (tl.load(begins + i, valid, 0) != 0)
+    tl.store(first + number - 1, i, begin)
     tl.store(first + number, i + 1, i == lookups - 1)
     tl.store(runs + tl.zeros_like(i), number, i == lookups - 1)
+    tl.store(run_row + number - 1, tl.load(rows + i, valid, 0), begin)
     lookup = tl.load(order + i, valid, 0).to(tl.int32)
     pooled = valid & (lookup < pooled_lookups)
     bag = tl.load(bag_of + lookup, pooled, 0) if bag_of is not None else lookup
     feature = tl.where(pooled, bag // batch, 0)
     source = (bag % batch).to(tl.int64) * stride + tl.load(column + feature, pooled, 0)
-    tl.store(at + i, tl.where(pooled, source, ~((lookup - pooled_lookups).to(tl.int64) * D)), valid)
+    source = tl.where(pooled, source, ~((lookup - pooled_lookups).to(tl.int64) * D))
+    tl.store(at + i, source, valid)
+    tl.store(run_at + number - 1, source, begin)
     if scale is not None:
         count = tl.load(offsets + bag + 1, pooled, 1) - tl.load(offsets + bag, pooled, 0)
         averaged = (tl.load(mean + feature, pooled, 0) != 0) & (count > 1)
@@ -60,6 +68,7 @@ def list_runs(
         if share is not None:
             factor = factor * tl.load(share + lookup, pooled, 1.0)
         tl.store(scale + i, factor, valid)
+        tl.store(run_scale + number - 1, factor, begin)
 
 
 @triton.jit
@@ -146,9 +155,9 @@ def store_rows(slots, row, d, mask, valid, weight, row_state, one, two, D: tl.co
         tl.store(slots[2] + (row * 2 * D + D)[:, None] + d[None, :], two, mask)
 
 
-@triton.jit(do_not_specialize=["lookups"])
+@triton.jit
 def sum_parts(
-    run, first, at, scale, pooled, sequences, parts, lookups,
+    run, first, at, scale, pooled, sequences, parts, sizes,
     D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, L: tl.constexpr, BY: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradients of long runs within block p, which is L sorted lookups.
@@ -157,48 +166,57 @@ def sum_parts(
     the block. If there is no such run, the part does not change.
     """
     p = tl.program_id(0)
+    lookups = tl.load(sizes)
     begin, end = p * L, tl.minimum(p * L + L, lookups)
-    d = tl.arange(0, DP)
-    inside = d < D
-    head, tail = tl.load(run + begin), tl.load(run + end - 1)
-    for side in tl.static_range(2):
-        number = tail if side else head
-        start, stop = tl.load(first + number - 1), tl.load(first + number)
-        is_long = (stop - start > L) & ((start >= begin) if side else (start < begin))
-        if is_long:
-            low, high = tl.maximum(start, begin), tl.minimum(stop, end)
-            sums = tl.full((K, DP), -0.0, tl.float32)
-            for i in range(low, high, K):
-                j = i + tl.arange(0, K)
-                sums = sums + gradient_at(pooled, sequences, at, scale, j, j < high, d, inside, BY)
-            row_sum = halve(tl.trans(sums), DP, K)
-            tl.store(parts + (side * tl.num_programs(0) + p).to(tl.int64) * D + d, row_sum, inside)
+    if begin < end:
+        d = tl.arange(0, DP)
+        inside = d < D
+        head, tail = tl.load(run + begin), tl.load(run + end - 1)
+        for side in tl.static_range(2):
+            number = tail if side else head
+            start, stop = tl.load(first + number - 1), tl.load(first + number)
+            is_long = (stop - start > L) & ((start >= begin) if side else (start < begin))
+            if is_long:
+                low, high = tl.maximum(start, begin), tl.minimum(stop, end)
+                sums = tl.full((K, DP), -0.0, tl.float32)
+                for i in range(low, high, K):
+                    j = i + tl.arange(0, K)
+                    sums = sums + gradient_at(pooled, sequences, at, scale, j, j < high, d, inside, BY)
+                row_sum = halve(tl.trans(sums), DP, K)
+                tl.store(parts + (side * tl.num_programs(0) + p).to(tl.int64) * D + d, row_sum, inside)
 
 
 @triton.jit(do_not_specialize=["part_count"])
 def update(
-    slots, rows, order, first, runs, at, scale, pooled, sequences, parts, part_count, numbers, rule, squares,
+    slots, order, first, runs, run_row, run_at, run_scale, at, scale, pooled, sequences, parts, part_count, numbers,
+    rule, ok, squares,
     D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, U: tl.constexpr, L: tl.constexpr, LANES: tl.constexpr,
     KIND: tl.constexpr, CLOCKED: tl.constexpr, BY: tl.constexpr,
 ):  # fmt: skip
-    """Sum the gradients of K rows, and apply a step to each row.
+    """Sum the gradients of K rows, and apply a step to each row, unless `ok` is 0.
 
-    With `squares`, rows do not change. Instead the sum of squares of each summed gradient is stored in `squares`, at
-    the first lookup of the row.
+    `numbers` are learning rate, step size and inverse square root of the second bias correction, in memory, so that a
+    CUDA graph need not be captured again. With `squares`, rows do not change. Instead the sum of squares of each summed
+    gradient is stored in `squares`, at the first lookup of the row.
     """
     u = tl.program_id(0) * K + tl.arange(0, K)
-    count = tl.load(runs)
-    valid = u < count
-    if tl.program_id(0) * K < count:
+    count, go = tl.load(runs), tl.load(ok)
+    valid = (u < count) & (go != 0)
+    if (tl.program_id(0) * K < count) & (go != 0):
         start, stop = tl.load(first + u, valid, 0), tl.load(first + u + 1, valid, 0)
-        row = tl.load(rows + start, valid, 0).to(tl.int64)
-        long = stop - start > L
+        row = tl.load(run_row + u, valid, 0).to(tl.int64)
         d = tl.arange(0, DP)
         inside = d < D
         mask = valid[:, None] & inside[None, :]
-        gradient = tl.full((K, DP), -0.0, tl.float32)
+        # Three loads depend on each other: the number of runs and their lists; rows, state and first gradients; other
+        # gradients. So rows are loaded before the first addition waits for a gradient.
+        if squares is None:
+            weight, row_state, one, two = load_rows(slots, row, d, mask, valid, D, KIND)
+        long = stop - start > L
         length = tl.where(long, 0, stop - start)
-        for i in range(0, tl.max(length, axis=0), U):
+        # It starts from -0.0 where a run is long.
+        gradient = gradient_at(pooled, sequences, run_at, run_scale, u, length > 0, d, inside, BY)
+        for i in range(1, tl.max(length, axis=0), U):
             for v in tl.static_range(U):
                 more = i + v < length
                 gradient = gradient + gradient_at(pooled, sequences, at, scale, start + i + v, more, d, inside, BY)
@@ -216,9 +234,9 @@ def update(
             place = tl.load(order + start, valid, 0)
             tl.store(squares + place, total(gradient * gradient, K, DP, D, LANES), valid)
         else:
-            weight, row_state, one, two = load_rows(slots, row, d, mask, valid, D, KIND)
+            of_step = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
             weight, row_state, one, two = change_rows(
-                weight, row_state, one, two, gradient, numbers, rule, K, DP, D, LANES, KIND
+                weight, row_state, one, two, gradient, of_step, rule, K, DP, D, LANES, KIND
             )
             store_rows(slots, row, d, mask, valid, weight, row_state, one, two, D, KIND)
             if CLOCKED:
@@ -227,16 +245,15 @@ def update(
 
 @triton.jit(do_not_specialize=["steps"])
 def apply_missed_steps(
-    slots, rows, first, runs, steps, numbers, rule,
+    slots, rows, runs, steps, numbers, rule,
     D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, LANES: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """Apply the steps that rows missed, one by one; the rows are ``rows[first[u]]``, or ``rows[u]`` without `first`."""
+    """Apply the steps that the first `runs` of the distinct `rows` missed, one by one."""
     u = tl.program_id(0) * K + tl.arange(0, K)
     count = tl.load(runs)
     valid = u < count
     if tl.program_id(0) * K < count:
-        place = tl.load(first + u, valid, 0) if first is not None else u
-        row = tl.load(rows + place, valid, 0).to(tl.int64)
+        row = tl.load(rows + u, valid, 0).to(tl.int64)
         d = tl.arange(0, DP)
         mask = valid[:, None] & (d < D)[None, :]
         # A clock comes from a record, which is untrusted: a negative clock would read before the first number.
