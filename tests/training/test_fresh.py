@@ -4,6 +4,10 @@ labels.
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +20,7 @@ from sklearn.metrics import ndcg_score, roc_auc_score
 from errors import check_refusal, missing
 from recipes import tiny
 from stratarec.cli import main
+from stratarec.data.dataset.dataset import Dataset
 
 ROWS = 3000
 
@@ -125,7 +130,7 @@ def test_rows_without_labels_have_the_history_of_earlier_logs(place: Path) -> No
     assert (bare["score"] - with_history["score"]).abs().max() > 1e-4  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("ending", ["xlsx", "csv.gz", ""])
+@pytest.mark.parametrize("ending", ["xlsx", "csv.zip", "gz", ""])
 def test_scores_have_the_format_of_their_file_extension(
     place: Path, ending: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,11 +138,117 @@ def test_scores_have_the_format_of_their_file_extension(
     assert main(["predict", "-q", run_of(place), "-o", str(output)]) == 2
     assert not missing(f"{output}", capsys.readouterr().err)
     assert not output.exists()
-    for target in ("a.CSV", "a.parquet"):
+    for target in ("a.CSV", "a.csv.gz", "b.csv.gz", "a.parquet"):
         assert main(["predict", "-q", run_of(place), "-o", str(place / target)]) == 0
     text, binary = pl.read_csv(place / "a.CSV"), pl.read_parquet(place / "a.parquet")
+    packed = (place / "a.csv.gz").read_bytes()
+    assert gzip.decompress(packed) == (place / "a.CSV").read_bytes()
+    assert packed == (place / "b.csv.gz").read_bytes()
     assert text.columns == binary.columns
     np.testing.assert_allclose(text["score"], binary["score"], rtol=1e-6)
+
+
+class Piped:
+    """Standard input that another program writes."""
+
+    def __init__(self, content: bytes) -> None:
+        self.buffer = io.BytesIO(content)
+
+    def isatty(self) -> bool:
+        return False
+
+
+def test_standard_input_and_output_are_logs_and_scores(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    later = pl.read_parquet(place / "log.parquet").head(50).drop("click")
+    expected = scores(place, fresh(place, later), "--keep", "request")["score"]
+    parquet = io.BytesIO()
+    later.write_parquet(parquet)
+    json_lines = later.with_columns(pl.col("who").str.slice(0)).write_ndjson().encode()
+    text = later.write_csv().encode()
+    for content in (text, gzip.compress(text), later.write_csv(separator=";").encode(), json_lines, parquet.getvalue()):
+        monkeypatch.setattr(sys, "stdin", Piped(content))
+        capfdbinary.readouterr()
+        assert main(["predict", run_of(place), "-", "-o", "-", "--keep", "request"]) == 0
+        frame = pl.read_csv(capfdbinary.readouterr().out)
+        assert frame["file"].unique().to_list() == ["-"]
+        assert frame["request"].to_list() == later["request"].to_list()
+        np.testing.assert_allclose(frame["score"], expected, rtol=1e-6)
+    monkeypatch.setattr(sys, "stdin", Piped(b""))
+    assert main(["predict", run_of(place), "-", "-o", str(place / "never.csv")]) == 2
+    assert b"standard input" in capfdbinary.readouterr().err
+    assert not (place / "never.csv").exists()
+
+
+def test_rows_without_a_user_have_an_empty_history(place: Path) -> None:
+    """Visitors who are not logged in are scored as users without events, by files and with --top alike."""
+    log = pl.read_parquet(place / "log.parquet")
+    unlabelled = log.head(60).drop("click")
+    later = unlabelled.with_columns(at=pl.col("at") + 200_000, who=pl.when(pl.col("request") % 2 == 0).then("who"))
+    history = ("--history", str(place / name(place, "log")))
+    result = scores(place, fresh(place, later), *history, "--keep", "request")
+    stranger = later.with_columns(pl.col("who").fill_null("nobody"))
+    np.testing.assert_array_equal(result["score"], scores(place, fresh(place, stranger), *history)["score"])
+    known = unlabelled.with_columns(at=pl.col("at") + 200_000)
+    differences = result["score"] - scores(place, fresh(place, known), *history)["score"]
+    assert (differences != 0).to_numpy()[1::2].any()
+    assert not differences.to_numpy()[::2].any()
+    without = log.with_columns(who=pl.when(pl.col("request") % 3 > 0).then("who"))
+    without.write_csv(place / "partly.csv")
+    assert len(scores(place, str(place / "partly.csv"), "--history", str(place / "partly.csv"))) == len(log)
+    top = scores(place, fresh(place, later[:1]), "--top", "3", "--by", "who")
+    assert top["rank"].to_list() == [1]
+    assert scores(place, fresh(place, later[1:2]), "--top", "3")["rank"].to_list() == []
+
+
+def test_evaluate_counts_the_users_that_training_did_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = write_log(tmp_path / "log.csv", 600)
+    content = make_config(tmp_path, "csv")
+    content["data"]["source"]["schema"]["sparse"] = [{"name": "who"}, {"name": "item"}]  # type: ignore[index]
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
+    for command in ("prepare", "train"):
+        assert main([command, "-q", "r.yaml"]) == 0
+    who = pl.Series([None, "n1", "n1", "n2", *log["who"][4:90]])
+    log.head(90).with_columns(who=who).write_csv("later.csv")
+    trained = set(Dataset.open(content["data"]["path"]).vocabulary("who").values.drop_nulls())  # type: ignore[index]
+    every = set(who.drop_nulls())
+    new = every - trained
+    assert 2 < len(new) < len(every)
+    capsys.readouterr()
+    assert main(["evaluate", "-q", run_of(tmp_path), "later.csv", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["users"] == {"all": len(every), "new": len(new)}
+    assert main(["evaluate", "-q", run_of(tmp_path), "later.csv"]) == 0
+    assert not missing(f"users {len(every)} {len(new)} not in the training split", capsys.readouterr().out)
+
+
+def test_fields_for_reading_can_be_changed_as_errors_advise(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = pl.read_parquet(place / "log.parquet").head(9).with_columns(pl.col("price").cast(pl.String))
+    frame[3, "price"] = "dear"
+    frame.write_csv(place / "odd.csv")
+    command = ["predict", run_of(place), str(place / "odd.csv"), "-o", str(place / "odd.parquet")]
+    assert main(command) == 2
+    assert not missing("line 5 price dear data.on_bad_row=skip", capsys.readouterr().err)
+    assert main([*command, "data.on_bad_row=skip"]) == 0
+    assert pl.read_parquet(place / "odd.parquet")["row"].to_list() == [2, 3, 4, 6, 7, 8, 9, 10]
+    assert main([*command, "data.source.nulls=[dear]"]) == (2 if "parquet" in place.name else 0)
+    capsys.readouterr()
+    assert main([*command, "data.source.schema.label=x"]) == 2
+    assert not missing("data.source.schema.label=x no such file", capsys.readouterr().err)
+
+
+def test_an_error_about_a_named_file_does_not_speak_of_the_recipe(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("predict", "evaluate"):
+        for path in ("none.csv", "none*.csv", "foo://bucket/log", ""):
+            assert main([command, run_of(place), path, "-q"]) == 2
+            text = capsys.readouterr().err
+            assert path in text
+            assert "data.source.paths" not in text
 
 
 CELLS = {

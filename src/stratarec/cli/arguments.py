@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ SPLITS = ("train", "valid", "test")
 RUN_HELP = "directory of a finished run, as written by `train`"
 # A longer message is cut after this number of characters.
 _MAX_MESSAGE = 200
+# Fields of a recipe that determine how logs are read, but not what their columns mean.
+_FIELD = re.compile(r"data\.(on_bad_row|source\.(format|delimiter|quote|columns|nulls|encoding|max_line_bytes))=")
 _FINDING_WIDTH = 63
 
 
@@ -79,8 +82,9 @@ def add_data(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "data",
         nargs="*",
-        help="raw logs, in the format of the run's recipe; or a prepared data set with the same vocabularies "
-        "(default: the data set of the run)",
+        help="raw logs (- reads one from standard input), and fields for reading them, such as "
+        "data.source.encoding=latin-1; or a prepared data set with the same vocabularies (default: the data set of "
+        "the run)",
     )
     add_repeated(command, "--history", "FILE", "earlier log with labels, from which user histories are built")
 
@@ -121,12 +125,23 @@ def progress_of(args: argparse.Namespace) -> Progress:
 def data_or_logs(args: argparse.Namespace, **options: list[str]) -> tuple[str | None, list[str]]:
     """Return the prepared data set, or the raw logs, that the arguments name.
 
+    Fields of the recipe for reading logs, such as ``data.on_bad_row=skip``, move from `args.data` to `args.fields`. If
+    a log is ``-``, standard input is read.
+
     Parameters
     ----------
     options : list of str
         Values of options that only raw logs support, by their names.
     """
+    from stratarec.data.sources.files import STANDARD_INPUT, copy_standard_input
+
+    args.fields = [word for word in args.data if _FIELD.match(word) and not Path(word).exists()]
+    args.data = [word for word in args.data if word not in args.fields]
     logs = [] if len(args.data) == 1 and Path(args.data[0]).is_dir() else args.data
+    if args.fields and not logs:
+        raise ConfigError(f"{args.fields[0]} applies to raw logs; name log files")
+    if STANDARD_INPUT in logs:
+        copy_standard_input()
     if logs and args.split:
         raise ConfigError("--split applies to prepared data sets; raw logs have no splits. Leave it out")
     for name, values in {**options, "history": args.history}.items():

@@ -97,15 +97,29 @@ def _evaluate_logs(
     """Print metrics of a model on raw logs, and return the metrics as JSON data."""
     from stratarec.models.metrics import figures
     from stratarec.reporting.metric_texts import bins, lines, ranks, sliced
+    from stratarec.training.continual.period_checks import Novelty
     from stratarec.training.evaluate import column_of
     from stratarec.training.raw_logs import RawLogs, evaluate_logs
 
     rank_by = [column_of(trained.dataset.schema, name) for name in args.rank_by]
-    fresh = RawLogs(trained, logs, keep=[*args.by, *rank_by], earlier=args.history, labelled=True)
+    user = trained.dataset.schema.user
+    novelty = Novelty(trained.dataset, user)
+    fresh = RawLogs(
+        trained.reading(args.fields),
+        logs,
+        keep=[*args.by, *rank_by],
+        earlier=args.history,
+        labelled=True,
+        novelty=novelty.of if user in novelty.features else None,
+    )
     result = evaluate_logs(fresh, progress, args.by, rank_by, cutoffs)
     metrics = figures(result.overall)
     if not args.json:
-        print_lines(*lines("log", metrics), *bins("log", metrics))
+        print_lines(*lines("log", metrics))
+        if result.users:
+            every, new = result.users
+            print_lines(f"users: {every:,}, of whom {new:,} ({new / max(every, 1):.1%}) are not in the training split")
+        print_lines(*bins("log", metrics))
         for name, ranked in result.ranked.items():
             print_lines(*ranks("log", name, ranked))
         for name, slices in result.slices.items():
@@ -115,7 +129,8 @@ def _evaluate_logs(
     by_column = {
         name: {str(value): figures(by_label) for value, by_label in slices} for name, slices in result.slices.items()
     }
-    return {"log": metrics, "by": by_column, "rank_by": _ranks_as_json(result.ranked)}
+    users = dict(zip(("all", "new"), result.users, strict=True)) if result.users else None
+    return {"log": metrics, "users": users, "by": by_column, "rank_by": _ranks_as_json(result.ranked)}
 
 
 def _evaluate_splits(
@@ -189,7 +204,12 @@ def _predict_options(command: argparse.ArgumentParser) -> None:
         "of each user",
     )
     command.add_argument("--split", choices=SPLITS, help="split to score (default: test)")
-    command.add_argument("-o", "--output", help="output file, .csv or .parquet (default: Parquet file in the run)")
+    command.add_argument(
+        "-o",
+        "--output",
+        help="output file, .csv, .csv.gz or .parquet, or - for CSV on standard output (default: Parquet file in the "
+        "run)",
+    )
 
 
 @subcommand(
@@ -203,10 +223,9 @@ def _predict_options(command: argparse.ArgumentParser) -> None:
 def predict(args: argparse.Namespace) -> None:
     """Write scores as Parquet or CSV."""
     from stratarec.distributed.mesh import joined
-    from stratarec.io.atomic import check_output
     from stratarec.progress import SilentProgress
     from stratarec.training.evaluate import chosen_split, column_of
-    from stratarec.training.predict import WRITERS, Top, predict_logs
+    from stratarec.training.predict import STANDARD_OUTPUT, Top, check_scores_file, predict_logs
     from stratarec.training.predict import predict as run
     from stratarec.training.raw_logs import RawLogs
     from stratarec.training.run.open_run import open_run
@@ -215,17 +234,19 @@ def predict(args: argparse.Namespace) -> None:
         raise ConfigError("--by requires --top, such as --top 10")
     data, logs = data_or_logs(args, keep=args.keep)
     split = args.split or "test"
-    if args.safe and not (logs and args.output and args.output.lower().endswith(".csv")):
+    if args.safe and not (logs and args.output and args.output.lower().endswith((".csv", ".csv.gz", "-"))):
         raise ConfigError("--safe applies to raw logs with CSV output: name a CSV file, such as -o scores.csv")
     output = output_of(args, f"predictions-{'log' if logs else split}.parquet")
-    check_output(output, *WRITERS)
+    if output == STANDARD_OUTPUT and args.json:
+        raise ConfigError("--json prints to standard output, as -o - does: leave one of them out")
+    check_scores_file(output)
     with joined() as mesh, open_run(args.run, data, mesh=mesh, device=args.device) as trained:
         progress = progress_of(args) if mesh.is_first else SilentProgress()
         if logs:
             require_one_process(mesh.ranks)
             by = column_of(trained.dataset.schema, args.by or "user")
             keep = [*args.keep, by] if args.top else args.keep
-            fresh = RawLogs(trained, logs, keep=keep, earlier=args.history)
+            fresh = RawLogs(trained.reading(args.fields), logs, keep=keep, earlier=args.history)
             top = Top(args.top, by) if args.top else None
             rows = predict_logs(fresh, output, progress, top, safe=args.safe)
         else:
@@ -233,7 +254,7 @@ def predict(args: argparse.Namespace) -> None:
             rows = run(trained, split, output, progress, Top(args.top, args.by or "user") if args.top else None)
     if mesh.is_first and args.json:
         print_json({"scores": rows, "file": str(output), "model": trained.description})
-    elif mesh.is_first:
+    elif mesh.is_first and output != STANDARD_OUTPUT:
         print_lines(f"wrote {rows:,} scores to {output}; model: {trained.description}")
 
 
@@ -333,7 +354,7 @@ def _explain_row(args: argparse.Namespace, trained: TrainedModel, logs: list[str
     if not number.isdecimal() or not 1 <= int(number) < 1 << 40:
         raise ConfigError(f"--row must be a row number or FILE:ROW; got {args.row}")
     if logs:
-        batch = RawLogs(trained, logs, earlier=args.history).sample(file, int(number))
+        batch = RawLogs(trained.reading(args.fields), logs, earlier=args.history).sample(file, int(number))
     else:
         batch = row_of_split(trained.dataset, chosen_split(trained.dataset, args.split), file, int(number))
     probe = Probe(trained.model, trained.dataset, batch, trained.recipe.train.precision)

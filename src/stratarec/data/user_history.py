@@ -62,7 +62,7 @@ class Events:
     ----------
     frames : iterable of DataFrame
         Frames in the order of the log, with label, time, user and the features of histories, typed as by a `Source`.
-        Their positive rows are kept in memory.
+        Their positive rows that have a user are kept in memory.
     """
 
     def __init__(self, frames: Iterable[pl.DataFrame], schema: Schema) -> None:
@@ -75,12 +75,15 @@ class Events:
 
     def _positive(self, frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         schema = self._schema
-        clicked = frame.filter((frame[schema.label_column] == 1).fill_null(True))
+        clicked = frame.filter((frame[schema.label_column] == 1).fill_null(True) & frame[schema.user].is_not_null())
         user, time = pl.Series(USER, _user_hash(clicked, schema)), clicked[schema.time].alias(TIME)
         return pl.DataFrame([user, time, *(clicked[name] for name in names)])
 
     def histories(self, frame: pl.DataFrame) -> dict[str, pl.Series]:
-        """Return the list of each history feature for the rows of `frame`, which has time and user."""
+        """Return the list of each history feature for the rows of `frame`, which has time and user.
+
+        A row without a user has empty histories.
+        """
         return {feature.name: self._history(feature, frame) for feature in self._features}
 
     def _history(self, feature: SparseFeature, frame: pl.DataFrame) -> pl.Series:
@@ -89,7 +92,7 @@ class Events:
         user = _user_hash(frame, self._schema)
         stop = np.searchsorted(places, self._places(user, frame[self._schema.time].to_numpy()), side="left")
         first = np.searchsorted(places, self._places(user, None), side="left")
-        has_events = np.isin(user, self._users)
+        has_events = np.isin(user, self._users) & frame[self._schema.user].is_not_null().to_numpy()
         start = np.maximum(first, stop - feature.max_length)
         length = np.where(has_events, np.maximum(stop - start, 0), 0)
         return _slices(feature.name, events[feature.of], start, length)

@@ -89,7 +89,7 @@ def check_output(path: Path, *endings: str) -> None:
         raise StorageError(f"cannot write {path}: {parent} is a file, expected a directory; name another path")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise StorageError(f"cannot write {path}: no permission to write in {parent}; name another path")
-    if endings and path.suffix.lower() not in endings:
+    if endings and not path.name.lower().endswith(endings):
         raise StorageError(f"cannot write {path}: the name must end in {' or '.join(endings)}")
 
 

@@ -93,6 +93,13 @@ class Recipe:
         """Return all fields, including those with default values, as plain JSON data."""
         return _adapter().dump_python(self, mode="json")  # type: ignore[no-any-return]
 
+    def with_overrides(self, overrides: Sequence[str]) -> Recipe:
+        """Return a copy with overrides such as ``data.on_bad_row=skip``."""
+        content = self.to_dict()
+        for override in overrides:
+            _apply(content, override)
+        return Recipe.from_dict(content, "the run's recipe")
+
     def with_fields(self, values: Mapping[str, Any]) -> Recipe:
         """Return a copy with new values for some fields, given by paths such as ``train.batch_size``; lists become
         tuples.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,11 +28,28 @@ from stratarec.training.evaluate import ScoredSamples, check_group_column, logit
 from stratarec.training.raw_logs import RawLogs, ScoredRows
 from stratarec.training.run.open_run import TrainedModel
 
+
+@contextmanager
+def _gzip_csv_writer(file: BinaryIO, schema: pa.Schema) -> Iterator[pa_csv.CSVWriter]:
+    # Without a name and a time, so that equal scores are equal files.
+    with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as stream, pa_csv.CSVWriter(stream, schema) as writer:
+        yield writer
+
+
 WRITERS: Mapping[str, Callable[..., Any]] = {
     ".csv": pa_csv.CSVWriter,
+    ".csv.gz": _gzip_csv_writer,
     ".parquet": partial(pq.ParquetWriter, compression="zstd"),
 }
-"""Suffix of an output file -> writer that appends tables to such a file."""
+"""Ending of an output file -> writer that appends tables to such a file."""
+STANDARD_OUTPUT = Path("-")
+"""Output path for CSV on standard output."""
+
+
+def check_scores_file(output: Path) -> None:
+    """Raise `StorageError` unless scores can be written to `output`: a file of a known format, or standard output."""
+    if output != STANDARD_OUTPUT:
+        check_output(output, *WRITERS)
 
 
 class Top(NamedTuple):
@@ -60,7 +80,7 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress,
     int
         Number of rows written.
     """
-    check_output(output, *WRITERS)
+    check_scores_file(output)
     keys = _Keys(trained.dataset, split)
     outputs = PredictionColumns(trained.dataset.schema.label_columns)
     schema = pa.schema([*keys.fields, *((name, pa.float32()) for name in (*outputs.labels, *outputs.scores))])
@@ -130,7 +150,7 @@ def predict_logs(logs: RawLogs, output: Path, progress: Progress, top: Top | Non
             raise ConfigError(
                 f"--keep {name}: the output already has a column of this name; rename the column in the log"
             )
-    check_output(output, *WRITERS)
+    check_scores_file(output)
     best = None if top is None else TopRows(top.most)
 
     def tables() -> Iterator[pa.Table]:
@@ -153,6 +173,8 @@ def predict_logs(logs: RawLogs, output: Path, progress: Progress, top: Top | Non
 def _write(output: Path, tables: Iterator[pa.Table], schema: pa.Schema | None = None) -> int:
     """Write tables with `schema` (by default, the schema of the first table), and return the number of rows."""
     rows = 0
+    name = output.name.lower()
+    writer_of = next((writer for ending, writer in WRITERS.items() if name.endswith(ending)), WRITERS[".csv"])
 
     def write(file: BinaryIO) -> None:
         nonlocal rows
@@ -160,11 +182,14 @@ def _write(output: Path, tables: Iterator[pa.Table], schema: pa.Schema | None = 
         written = first.schema if schema is None and first is not None else schema
         if written is None:
             return
-        with WRITERS[output.suffix.lower()](file, written) as writer:
+        with writer_of(file, written) as writer:
             for table in chain([] if first is None else [first], tables):
                 writer.write_table(table.cast(written))
                 rows += len(table)
 
+    if output == STANDARD_OUTPUT:
+        write(sys.stdout.buffer)
+        return rows
     remove_leftovers_of(output)
     write_atomic(output, write)
     return rows

@@ -35,6 +35,7 @@ from stratarec.models.base import autocast
 from stratarec.models.metrics import Metrics, Ranked
 from stratarec.progress import Progress
 from stratarec.serving.features import FeatureEncoder
+from stratarec.training.continual.period_checks import KINDS
 from stratarec.training.evaluate import ScoredSamples, measured, rank_within, score, value_groups
 from stratarec.training.run.open_run import TrainedModel
 
@@ -140,7 +141,7 @@ class RawLogs:
         return bool(self._earlier) or self.labelled or self._carried is not None
 
     def _open(self, files: Sequence[str], view: View) -> _Source:
-        return open_view(self._config.source, self._config.on_bad_row, files, view)
+        return open_view(self._config.source, self._config.on_bad_row, files, replace(view, optional_user=True))
 
     def _given_histories(self, names: Sequence[str], path: str) -> bool:
         """Return whether the log has a column for each history; `DataError` if it has columns for only some."""
@@ -343,6 +344,8 @@ class LogMetrics:
     """Column -> metrics of the rows with each value of the column, most frequent value first."""
     ranked: dict[str, dict[str, Ranked]]
     """Column -> ranking metrics, for which rows with the same value of the column are ranked."""
+    users: tuple[int, int] | None
+    """Number of users, and of those whose value is new; None without users or without a `novelty` of one feature."""
 
 
 def evaluate_logs(
@@ -367,4 +370,14 @@ def evaluate_logs(
             ("(nothing)" if value is None else value, measured(logs.labels, samples.of(np.asarray(chosen))))
             for value, chosen in rows.iter_rows()
         ]
-    return LogMetrics(overall=measured(logs.labels, samples), slices=slices, ranked=ranked)
+    overall = measured(logs.labels, samples)
+    return LogMetrics(overall=overall, slices=slices, ranked=ranked, users=_count_users(parts))
+
+
+def _count_users(parts: Sequence[ScoredRows]) -> tuple[int, int] | None:
+    known = [(part.user, part.novelty[:, 0]) for part in parts if part.user is not None and part.novelty is not None]
+    if not known:
+        return None
+    user, kind = (np.concatenate(column) for column in zip(*known, strict=True))
+    is_user = user != stable_hash(pl.Series([None], dtype=pl.String)).view(np.int64)
+    return len(np.unique(user[is_user])), len(np.unique(user[is_user & (kind == KINDS.index("new"))]))

@@ -120,10 +120,16 @@ class Converter:
         Collects the rows that cannot be used.
     from_text : bool
         Whether the file is text without types. Numbers are then parsed from text, and messages count lines.
+    optional_user : bool
+        Whether a row without a user is a good row.
     """
 
-    def __init__(self, path: str, numbers: NDArray[np.int64], bad: BadRows, *, from_text: bool = False) -> None:
+    def __init__(
+        self, path: str, numbers: NDArray[np.int64], bad: BadRows, *, from_text: bool = False,
+        optional_user: bool = False,
+    ) -> None:  # fmt: skip
         self._path, self._numbers, self._bad, self._from_text = path, numbers, bad, from_text
+        self._optional_user = optional_user
         self._is_good = np.ones(len(numbers), dtype=bool)
 
     @property
@@ -168,9 +174,9 @@ class Converter:
         types = {feature.name: feature.type for feature in schema.sparse if not feature.traits.lists}
         if time is not None:
             columns[schema.time] = time
-        for name in (schema.session, schema.user):
-            if name:
-                columns[name] = self.key(frame[name], types.get(name, "auto"))
+        for name in filter(None, (schema.session, schema.user)):
+            is_optional = self._optional_user and name == schema.user != schema.session
+            columns[name] = (self.category if is_optional else self.key)(frame[name], types.get(name, "auto"))
         return columns
 
     def require(self, raw: pl.Series, fits: pl.Series, expected: str) -> None:

@@ -47,7 +47,7 @@ from stratarec.data.prepare.stages import Partitions, PartitionStatistics, Shard
 from stratarec.data.prepare.workspace import WORK, PartitionStage, SpilledFile, Workspace, log_shares
 from stratarec.data.sources import Source, open_source
 from stratarec.data.sources.clicks import ClicksSource
-from stratarec.data.sources.files import hash_logs
+from stratarec.data.sources.files import LogPathError, hash_logs
 from stratarec.data.splits import Splitter
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import EvictionFilter, Vocabulary
@@ -114,7 +114,10 @@ class PreparePipeline:
         self.config, self.name, self.progress = config, name or self.final.name, progress
         self.executor = executor
         self.work = self.final.with_name(f"{self.final.name}.preparing")
-        self.source: Source = open_source(config.source, on_bad_row=config.on_bad_row, split=config.split)
+        try:
+            self.source: Source = open_source(config.source, on_bad_row=config.on_bad_row, split=config.split)
+        except LogPathError as error:
+            raise DataError(f"data.source.paths: {error}") from error
         self.schema = self.source.schema
         config.vocabulary.check(self.schema)
         self.base = BaseDataset.of(config, self.schema)

@@ -149,6 +149,8 @@ class View:
     """Whether the label is read."""
     pass_through: tuple[str, ...] = ()
     """Additional columns, which are returned unchanged."""
+    optional_user: bool = False
+    """Whether a row without a user is a good row, as in a log of visitors of whom some are not logged in."""
 
     @property
     def names(self) -> tuple[str, ...]:

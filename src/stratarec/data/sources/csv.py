@@ -25,7 +25,7 @@ from stratarec.data.columns.converter import BadRows, Converter, OnBadRow, check
 from stratarec.data.columns.text_values import parse_times
 from stratarec.data.schema import DenseFeature, LabelRule, Schema, SparseFeature
 from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, Size, View, chunk_index, set_size
-from stratarec.data.sources.files import InputFile, expand, fingerprint, no_rows
+from stratarec.data.sources.files import STANDARD_INPUT, InputFile, expand, fingerprint, no_rows
 from stratarec.data.sources.formats import bare_name
 from stratarec.data.sources.text import (
     BLOCK_BYTES,
@@ -241,7 +241,7 @@ class CsvSource:
             self._check_integers(reader, task.content)
             frame, lines = reader.parse(task.content, task.numbers, dict(self._types), bad)
             values = frame
-        converter = Converter(reader.path, lines, bad, from_text=True)
+        converter = Converter(reader.path, lines, bad, from_text=True, optional_user=self._view.optional_user)
         columns = converter.good_rows(pl.DataFrame(self._columns(values, converter)))
         if not bad.count:
             self._learn_types(frame)
@@ -360,7 +360,11 @@ def _label_type(rule: str | LabelRule, *, has_several: bool) -> type[pl.DataType
 
 
 def _is_json(config: CsvConfig, file: InputFile) -> bool:
-    return config.format == "jsonl" or (config.format == "auto" and bare_name(file.path).endswith(_JSON_SUFFIXES))
+    if config.format != "auto" or bare_name(file.path).endswith(_JSON_SUFFIXES):
+        return config.format in ("auto", "jsonl")
+    # Neither standard input nor the member of an archive has a suffix.
+    is_unnamed = file.path == STANDARD_INPUT or file.path.lower().endswith(".zip")
+    return is_unnamed and next(read_blocks(file, _FRONT_BYTES, config.max_line_bytes)).content.lstrip()[:1] == b"{"
 
 
 def _delimiter(config: CsvConfig, file: InputFile) -> str:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,13 +21,20 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from stratarec.data.sources.formats import FRONT_BYTES
-from stratarec.errors import DataError
-from stratarec.io.atomic import open_regular
+from stratarec.errors import ConfigError, DataError
+from stratarec.io.atomic import open_regular, storage_error
 from stratarec.io.hashes import file_hashes
 from stratarec.io.remote import PROTOCOLS, URL, hide_secrets
 
+STANDARD_INPUT = "-"
+"""Path of standard input, once `copy_standard_input` was called."""
+_standard_input: list[IO[bytes]] = []
 # Prefixes of hidden files and directories, as in Spark and Hive.
 _HIDDEN = re.compile(r"/[._]")
+
+
+class LogPathError(DataError):
+    """A path that names no readable log. The message does not say where the path was named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +47,8 @@ class InputFile:
     """Number of bytes as stored; if the file is compressed, of the compressed content."""
     stamp: str
     """Modification time, or another property that changes with the file, from its file system."""
+    stored: str = ""
+    """Path of the local copy that is read instead; empty if there is none."""
 
     def open(self) -> IO[bytes]:
         """Open the file as it is stored, without decompression."""
@@ -44,7 +56,7 @@ class InputFile:
             # Not opened by fsspec, which would interpret some names as patterns and would wait for the writer of a
             # pipe.
             if not URL.match(self.path):
-                return open_regular(self.path)
+                return open_regular(self.stored or self.path)
             system, path = _file_system(self.path)  # a listing may have names of any form
             opened: IO[bytes] = system.open(path, "rb")
         return opened
@@ -71,19 +83,46 @@ def expand(paths: tuple[str, ...]) -> tuple[InputFile, ...]:
         raise DataError("the source has no paths; name at least one file, glob or URL in data.source.paths")
     files: dict[object, InputFile] = {}
     for pattern in paths:
+        if pattern == STANDARD_INPUT and _standard_input:
+            files[pattern] = _copied_input()
+            continue
         for system, path, info in _matches(pattern):
             file, key = _input_file(system, path, info), _identity(system, path)
             if key in files:
                 other = "" if files[key].path == file.path else f", which is {files[key].path}"
-                raise DataError(f"{file.path}{other}: named twice; name each file once in data.source.paths")
+                raise LogPathError(f"{file.path}{other}: named twice; name each file once")
             files[key] = file
     return tuple(files.values())
+
+
+def copy_standard_input() -> None:
+    """Copy standard input to a file, because a log is read several times. `expand` then finds it as the path ``-``.
+
+    The file has no name, so nothing is left behind if the process is killed.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ConfigError("- reads a log from standard input, which is a terminal; pipe a log into the command")
+    try:
+        copy = tempfile.TemporaryFile()  # noqa: SIM115
+        shutil.copyfileobj(sys.stdin.buffer, copy, 1 << 20)
+        copy.flush()
+    except OSError as error:
+        raise storage_error(Path(tempfile.gettempdir()), error) from error
+    _standard_input.append(copy)
+
+
+def _copied_input() -> InputFile:
+    descriptor = _standard_input[-1].fileno()
+    size = os.fstat(descriptor).st_size
+    if not size:
+        raise DataError("standard input (-) is empty, expected at least one row")
+    return InputFile(path=STANDARD_INPUT, size=size, stamp="", stored=f"/proc/self/fd/{descriptor}")
 
 
 def _matches(pattern: str) -> list[tuple[Any, str, dict[str, Any]]]:
     """Return the file system, path and properties of each file that matches `pattern`."""
     if not pattern:
-        raise DataError("'': an empty name; check data.source.paths")
+        raise LogPathError("'': an empty name; name a file, glob or URL")
     with _as_data_error(pattern):
         system, path = _file_system(pattern)
         # The name of a file may contain brackets.
@@ -93,7 +132,7 @@ def _matches(pattern: str) -> list[tuple[Any, str, dict[str, Any]]]:
             info = system.info(match)
             matches |= _files_below(system, match) if info["type"] == "directory" else {match: info}
     if not matches:
-        raise DataError(f"{pattern}: no file matches; check data.source.paths")
+        raise LogPathError(f"{pattern}: no file matches; name another path")
     # Pipes and devices have no size; a later check refuses them with a better error.
     filled = [match for match, info in matches.items() if info["size"] or info["type"] != "file"]
     if not filled or (path in matches and path not in filled):
@@ -120,7 +159,7 @@ def _file_system(pattern: str) -> tuple[Any, str]:
     if url is None or chain or url[1] not in PROTOCOLS:
         form = "a chain of file systems" if url is None or chain else f"of the protocol {url[1]}"
         names = ", ".join(f"{name}://" for name in PROTOCOLS)
-        raise DataError(f"data.source.paths: {pattern!r} is {form}, expected a path of this machine or one of {names}")
+        raise LogPathError(f"{pattern!r} is {form}, expected a path of this machine or one of {names}")
     return fsspec.core.url_to_fs(pattern)  # type: ignore[no-any-return]
 
 
@@ -140,14 +179,14 @@ def _as_data_error(pattern: str) -> Iterator[None]:
     except DataError:
         raise
     except FileNotFoundError as error:
-        raise DataError(f"{pattern}: no such file; check data.source.paths") from error
+        raise LogPathError(f"{pattern}: no such file; name another path") from error
     except ImportError as error:
         protocol = pattern.partition("://")[0]
         advice = f"{protocol}:// needs a library that is not installed; pip install {PROTOCOLS[protocol]}"
         raise DataError(f"{pattern}: {advice} ({error})") from error
     except Exception as error:
         reason = hide_secrets(str(getattr(error, "strerror", None) or error)) or type(error).__name__
-        raise DataError(f"{pattern!r}: cannot be read: {reason}; check data.source.paths") from error
+        raise LogPathError(f"{pattern!r}: cannot be read: {reason}") from error
 
 
 def _input_file(system: Any, path: str, info: dict[str, Any]) -> InputFile:

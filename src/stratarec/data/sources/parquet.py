@@ -62,7 +62,8 @@ class ParquetSource:
         for piece in parquet_pieces(self._files, self._columns, share):
             bad = BadRows(self._on_bad_row)
             rows = piece.first_row + np.arange(piece.frame.height, dtype=np.int64)
-            converter = Converter(self._files[piece.file].path, rows, bad)
+            path = self._files[piece.file].path
+            converter = Converter(path, rows, bad, optional_user=self._view.optional_user)
             yield Chunk(
                 index=piece.index,
                 file=piece.file,

@@ -103,23 +103,26 @@ class Novelty:
     ----------
     dataset : Dataset
         Data set with the vocabularies of the model.
+    only : str
+        Examine only this feature; by default all.
     """
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset, only: str = "") -> None:
         counted = {name: info for name, info in dataset.vocabularies.items() if info.kind == "count"}
-        self._features = {
+        self.features = {
             feature.name: feature.vocabulary
             for feature in dataset.schema.sparse
-            if feature.kind == "single" and feature.vocabulary in counted
+            if feature.kind == "single" and feature.vocabulary in counted and only in ("", feature.name)
         }
-        self._kinds = {name: _kinds(dataset, name) for name in set(self._features.values())}
+        """Examined feature -> its vocabulary."""
+        self._kinds = {name: _kinds(dataset, name) for name in set(self.features.values())}
         self.lookups: dict[str, Counter[str]] = {name: Counter() for name in counted}
         """Vocabulary -> number of lookups of each kind."""
 
     def of(self, frame: pl.DataFrame) -> NDArray[np.int8]:
         """Return the kind of each value, as an index in `KINDS`, ``[N, F]``, and count the kinds in `lookups`."""
-        result = np.zeros((len(frame), len(self._features)), dtype=np.int8)
-        for place, (feature, name) in enumerate(self._features.items()):
+        result = np.zeros((len(frame), len(self.features)), dtype=np.int8)
+        for place, (feature, name) in enumerate(self.features.items()):
             kind_of, column = self._kinds[name], frame[feature]
             values = column.cast(kind_of["value"].dtype, strict=False).to_frame("value")
             kind = values.join(kind_of, on="value", how="left", maintain_order="left")["kind"].fill_null(len(KINDS) - 1)

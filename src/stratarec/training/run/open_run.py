@@ -11,7 +11,7 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,6 +93,10 @@ class TrainedModel:
     """Locks, memory and files that `close` releases."""
     period: int = 0
     """Number of the last period of `stratarec continue`; 0 if there is none."""
+
+    def reading(self, overrides: Sequence[str]) -> TrainedModel:
+        """Return the same model, which reads logs with other fields, such as ``data.on_bad_row=skip``."""
+        return replace(self, recipe=self.recipe.with_overrides(overrides)) if overrides else self
 
     @property
     def events(self) -> pl.DataFrame | None:
