@@ -11,7 +11,17 @@ _HEAD, _TAIL = 1000, 400
 
 
 class StrataError(Exception):
-    """Any input or state that StrataRec refuses; the message is one line of bounded length."""
+    """Any input or state that StrataRec refuses; the message is one line of bounded length.
+
+    Examples
+    --------
+    >>> import stratarec
+    >>> try:
+    ...     stratarec.Dataset.open("absent")
+    ... except stratarec.StrataError as error:
+    ...     print(type(error).__name__)
+    DatasetError
+    """
 
     def __init__(self, message: str) -> None:
         line = "\\n".join(message.splitlines())

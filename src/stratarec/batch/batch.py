@@ -30,6 +30,14 @@ class Batch:
         ``[B]`` int64, a number for the user of each sample (or the session if there are no users), for grouped AUC.
     weight : Tensor or None
         ``[B]`` float32, the weight of each sample; None if all weights are equal.
+
+    Examples
+    --------
+    >>> from stratarec import Dataset, Loader, LoaderConfig
+    >>> loader = Loader(Dataset.open("data/clicks"), "train", LoaderConfig(batch_size=64))
+    >>> batch = next(loader.batches(epoch=0))
+    >>> batch.size, batch.label.shape
+    (64, torch.Size([64]))
     """
 
     label: Tensor

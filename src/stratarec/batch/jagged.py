@@ -27,6 +27,14 @@ class JaggedTensor:
         ``[B + 1]`` int64, ascending, from 0 to N; int32 is converted to int64.
     weights : Tensor or None
         ``[N]`` float32, one weight per value.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from stratarec import JaggedTensor
+    >>> bags = JaggedTensor(values=torch.tensor([4, 4, 1]), offsets=torch.tensor([0, 1, 1, 3]))
+    >>> bags.to_list()
+    [[4], [], [4, 1]]
     """
 
     values: Tensor
@@ -76,6 +84,19 @@ class KeyedJagged:
     filled : tuple of int or None
         Number of bags of each feature that may contain ids; later bags are empty, and their pooled rows are undefined
         instead of zeros. None for all bags.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from stratarec import KeyedJagged
+    >>> batch = KeyedJagged(
+    ...     keys=("user", "item"),
+    ...     values=torch.tensor([7, 3, 7, 1, 5, 2]),
+    ...     offsets=torch.tensor([0, 1, 2, 3, 5, 5, 6]),
+    ...     batch_size=3,
+    ... )
+    >>> batch["item"].to_list()
+    [[1, 5], [], [2]]
     """
 
     keys: tuple[str, ...]
@@ -343,6 +364,17 @@ class InverseJagged:
         a (start, length) in shared values.
     inverse : Tensor
         ``[B]`` int32 or int64 in [0, U).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from stratarec import InverseJagged, KeyedJagged
+    >>> unique = KeyedJagged(keys=("os",), values=torch.tensor([3, 7]), offsets=None, batch_size=2)
+    >>> group = InverseJagged(unique=unique, inverse=torch.tensor([0, 0, 1]))
+    >>> group.factor
+    1.5
+    >>> group.expand()["os"].to_list()
+    [[3], [3], [7]]
     """
 
     unique: KeyedJagged | JaggedWindows

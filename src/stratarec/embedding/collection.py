@@ -264,6 +264,16 @@ class TieredEmbeddingBagCollection(EmbeddingCollection[Prepared]):
     backward pass. ``collection(features)`` prepares and looks up at once; ``collection(collection.prepare(features))``
     is the same in two steps, and `Prefetcher` does the first step ahead of time on another thread. Without gradients,
     rows are read in place and nothing changes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from stratarec import EmbeddingBagConfig, KeyedJagged, RowOptimizerConfig, TieredEmbeddingBagCollection
+    >>> table = EmbeddingBagConfig(name="item", num_embeddings=1000, embedding_dim=8, feature_names=("item",))
+    >>> collection = TieredEmbeddingBagCollection([table], RowOptimizerConfig(kind="sgd", learning_rate=0.1))
+    >>> features = KeyedJagged(keys=("item",), values=torch.tensor([3, 7]), offsets=None, batch_size=2)
+    >>> collection(features)["item"].sum().backward()  # trains rows 3 and 7
+    >>> collection.close()
     """
 
     def __init__(

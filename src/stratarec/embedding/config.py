@@ -21,7 +21,15 @@ class RowPart:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingBagConfig:
-    """One table and the features that look it up."""
+    """One table and the features that look it up.
+
+    Examples
+    --------
+    >>> from stratarec import EmbeddingBagConfig
+    >>> table = EmbeddingBagConfig(name="item", num_embeddings=1000, embedding_dim=8, feature_names=("item",))
+    >>> round(table.bound, 4)
+    0.0316
+    """
 
     name: str
     """Name of the table, unique in a collection."""

@@ -119,7 +119,14 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RowOptimizerConfig:
-    """Optimizer of embedding rows."""
+    """Optimizer of embedding rows.
+
+    Examples
+    --------
+    >>> from stratarec import RowOptimizerConfig
+    >>> RowOptimizerConfig(kind="rowwise_adagrad", learning_rate=0.05).row_state != ""
+    True
+    """
 
     kind: RowOptimizerKind = "rowwise_adagrad"
     """Bytes of optimizer state: ``rowwise_adagrad`` 4 per row, ``adagrad`` 4 per weight, ``rowwise_adam`` 4 per weight

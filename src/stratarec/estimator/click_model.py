@@ -97,6 +97,15 @@ class ClickModel:
     If the recipe has histories (``kind: history``), a frame to score needs the columns of users and times. Each row
     then gets its user's history from the training log. Instead, the frame may have a column of lists for each history,
     as for `Scorer`. `evaluate` and `score` also add earlier positive rows of the frame to the histories.
+
+    Examples
+    --------
+    >>> import polars as pl
+    >>> from stratarec import ClickModel
+    >>> log = pl.read_csv("clicks.csv").head(2000)
+    >>> model = ClickModel(train__epochs=1).fit(log, label="clicked")
+    >>> model.predict_proba(log.head(3)).shape
+    (3, 2)
     """
 
     # the recipe as it was passed in; `recipe_` is the complete one

@@ -30,7 +30,15 @@ from stratarec.recipe.train_section import TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Data, model, training and memory of one run."""
+    """Data, model, training and memory of one run.
+
+    Examples
+    --------
+    >>> from stratarec import Recipe
+    >>> recipe = Recipe.load("clicks.yaml", ["train.batch_size=512"])
+    >>> recipe.train.batch_size
+    512
+    """
 
     __pydantic_config__: ClassVar = pydantic.ConfigDict(extra="forbid")
     """Unknown keys are errors, in this section and in all sections below it."""

@@ -49,6 +49,14 @@ class Scorer:
     Several threads may use one scorer. If they do, or if single rows are scored, call ``torch.set_num_threads(1)``:
     synchronizing torch's threads takes longer than computing one row. Tables are read from their mapped file, which
     must not change while the scorer is in use.
+
+    Examples
+    --------
+    >>> import polars as pl
+    >>> from stratarec import Scorer
+    >>> scorer = Scorer.open("exported")
+    >>> scorer.score(pl.read_csv("tomorrow.csv").head(2)).shape
+    (2,)
     """
 
     def __init__(self, model: ExportedModel, runtime: Runtime = "auto") -> None:

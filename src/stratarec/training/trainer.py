@@ -96,6 +96,14 @@ class Trainer:
     ConfigError
         If the data set was prepared with other settings than the recipe's, or does not have what the recipe needs, for
         example a validation split.
+
+    Examples
+    --------
+    >>> from stratarec import Dataset, Recipe, Trainer
+    >>> recipe = Recipe.load("clicks.yaml", ["train.run=runs/short", "train.max_steps=1"])
+    >>> result = Trainer(recipe, Dataset.open(recipe.data.path)).train(overwrite=True)
+    >>> result["steps"]
+    1
     """
 
     def __init__(

@@ -64,6 +64,13 @@ class Dataset:
     """A prepared data set, open for reading.
 
     Use `Dataset.open`.
+
+    Examples
+    --------
+    >>> from stratarec import Dataset
+    >>> dataset = Dataset.open("data/clicks")
+    >>> dataset.samples("train") > dataset.samples("test")
+    True
     """
 
     def __init__(self, path: Path, manifest: DatasetManifest, untouched: Collection[str] = ()) -> None:

@@ -160,7 +160,14 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    """Size and order of batches."""
+    """Size and order of batches.
+
+    Examples
+    --------
+    >>> from stratarec import LoaderConfig
+    >>> LoaderConfig(batch_size=256, shuffle=False).batch_size
+    256
+    """
 
     batch_size: int = 4096
     """Samples per batch; the last batch of an epoch may be smaller."""
@@ -211,6 +218,13 @@ class Loader:
     -----
     Threads read ahead. They stop when the iterator is closed or deleted; an error in a thread is raised in the
     consumer.
+
+    Examples
+    --------
+    >>> from stratarec import Dataset, Loader, LoaderConfig
+    >>> loader = Loader(Dataset.open("data/clicks"), "valid", LoaderConfig(batch_size=256, shuffle=False))
+    >>> sum(batch.size for batch in loader.epoch(0)) == loader.samples
+    True
     """
 
     def __init__(self, dataset: Dataset, split: str, config: LoaderConfig, share: BatchShare | None = None) -> None:

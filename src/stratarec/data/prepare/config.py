@@ -14,7 +14,15 @@ from stratarec.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig:
-    """Logs, and how a data set is prepared from them."""
+    """Logs, and how a data set is prepared from them.
+
+    Examples
+    --------
+    >>> from stratarec import Recipe
+    >>> config = Recipe.load("clicks.yaml").data
+    >>> config.path
+    'data/clicks'
+    """
 
     source: SourceConfig
     """Raw logs."""

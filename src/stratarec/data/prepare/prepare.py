@@ -100,6 +100,13 @@ def prepare(
     StorageError
         If an output cannot be written, or if ``config.path`` contains something other than a data set. Its content is
         then left unchanged.
+
+    Examples
+    --------
+    >>> from stratarec import Recipe, prepare
+    >>> dataset = prepare(Recipe.load("clicks.yaml").data)
+    >>> dataset.name
+    'clicks'
     """
     pipeline = PreparePipeline(config, name, progress or SilentProgress(), executor or SerialExecutor())
     with storage_errors(pipeline.final):
