@@ -435,3 +435,13 @@ def test_exports_and_deltas_are_served_from_a_store(
     remote(f"{url}/odd").write("a//b", b"x")
     with refuses(StorageError, "is not a path"):
         Scorer.open(f"{url}/odd")
+
+    # Logs are read from a store, and scores are written there.
+    remote(f"{url}/logs").upload(tmp_path / "day-1.parquet", "day-1.parquet")
+    assert main(["predict", "-q", run, f"{url}/logs/day-1.parquet", "-o", f"{url}/scores.parquet"]) == 0
+    assert main(["predict", "-q", run, str(tmp_path / "day-1.parquet"), "-o", str(tmp_path / "scores.parquet")]) == 0
+    remote(url).download("scores.parquet", tmp_path / "downloaded.parquet")
+    scores = pl.read_parquet(tmp_path / "downloaded.parquet")["score"]
+    assert scores.equals(pl.read_parquet(tmp_path / "scores.parquet")["score"])
+    assert main(["predict", "-q", run, str(tmp_path / "day-1.parquet"), "-o", f"{url}/scores.txt"]) == 2
+    assert "scores.txt" not in remote(url).sizes()

@@ -207,8 +207,8 @@ def _predict_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "-o",
         "--output",
-        help="output file, .csv, .csv.gz or .parquet, or - for CSV on standard output (default: Parquet file in the "
-        "run)",
+        help="output file or URL of one, .csv, .csv.gz or .parquet, or - for CSV on standard output (default: Parquet "
+        "file in the run)",
     )
 
 
@@ -223,6 +223,7 @@ def _predict_options(command: argparse.ArgumentParser) -> None:
 def predict(args: argparse.Namespace) -> None:
     """Write scores as Parquet or CSV."""
     from stratarec.distributed.mesh import joined
+    from stratarec.io.remote import is_url, uploaded
     from stratarec.progress import SilentProgress
     from stratarec.training.evaluate import chosen_split, column_of
     from stratarec.training.predict import STANDARD_OUTPUT, Top, check_scores_file, predict_logs
@@ -236,11 +237,15 @@ def predict(args: argparse.Namespace) -> None:
     split = args.split or "test"
     if args.safe and not (logs and args.output and args.output.lower().endswith((".csv", ".csv.gz", "-"))):
         raise ConfigError("--safe applies to raw logs with CSV output: name a CSV file, such as -o scores.csv")
-    output = output_of(args, f"predictions-{'log' if logs else split}.parquet")
-    if output == STANDARD_OUTPUT and args.json:
+    default = f"predictions-{'log' if logs else split}.parquet"
+    place = args.output if is_url(args.output or "") else output_of(args, default)
+    if place == STANDARD_OUTPUT and args.json:
         raise ConfigError("--json prints to standard output, as -o - does: leave one of them out")
-    check_scores_file(output)
-    with joined() as mesh, open_run(args.run, data, mesh=mesh, device=args.device) as trained:
+    with ExitStack() as stack:
+        output = stack.enter_context(uploaded(place, "--output"))
+        check_scores_file(output)
+        mesh = stack.enter_context(joined())
+        trained = stack.enter_context(open_run(args.run, data, mesh=mesh, device=args.device))
         progress = progress_of(args) if mesh.is_first else SilentProgress()
         if logs:
             require_one_process(mesh.ranks)
@@ -253,9 +258,9 @@ def predict(args: argparse.Namespace) -> None:
             split = chosen_split(trained.dataset, split)
             rows = run(trained, split, output, progress, Top(args.top, args.by or "user") if args.top else None)
     if mesh.is_first and args.json:
-        print_json({"scores": rows, "file": str(output), "model": trained.description})
-    elif mesh.is_first and output != STANDARD_OUTPUT:
-        print_lines(f"wrote {rows:,} scores to {output}; model: {trained.description}")
+        print_json({"scores": rows, "file": str(place), "model": trained.description})
+    elif mesh.is_first and place != STANDARD_OUTPUT:
+        print_lines(f"wrote {rows:,} scores to {place}; model: {trained.description}")
 
 
 def _explain_options(command: argparse.ArgumentParser) -> None:

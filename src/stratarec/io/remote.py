@@ -175,10 +175,22 @@ class RemoteDirectory:
                 self._system.rm_file(f"{self._path}/{name}")
 
 
-def upload_file(file: Path, url: str, field: str) -> None:
-    """Copy a local file to the object `url`."""
-    folder, _, name = url.rpartition("/")
-    RemoteDirectory(folder, field).upload(file, name)
+@contextmanager
+def uploaded(place: str | Path, field: str) -> Iterator[Path]:
+    """Yield the path of a file to write. For a URL, it is in ``TMPDIR`` and is copied to the URL at the end.
+
+    If the context ends with an error, nothing is copied.
+    """
+    if not is_url(place):
+        yield Path(place)
+        return
+    folder, _, name = str(place).rpartition("/")
+    check_store_url(str(place), field)
+    remote = RemoteDirectory(folder, field)
+    with reading_directory() as local:
+        yield local / name
+        if (local / name).exists():  # of several processes, only the first one writes
+            remote.upload(local / name, name)
 
 
 def upload_directory(folder: Path, url: str, last: str, field: str) -> None:
