@@ -37,6 +37,7 @@ DenseTransform = Literal["log1p", "none"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 ValueType = Literal["auto", "integer", "text"]
 DatePart = Literal["hour", "weekday", "day", "month", "days"]
+Decimal = Literal["", ".", ","]
 
 
 class _KindTraits(NamedTuple):
@@ -102,6 +103,10 @@ class DenseFeature:
     """Subtract the training mean and divide by the training standard deviation."""
     group: str = ""
     """Name of a deduplication group: features that repeat together in a session. Distinct values are stored once."""
+    decimal: Annotated[Decimal, pydantic.Field(exclude_if=operator.not_)] = ""
+    """Decimal mark of numbers that are text as people write it: ``.`` for 1,234.50 and $7, ``,`` for 1.234,50 and 12 %.
+    Separators of thousands, and signs of a currency or percent, are then ignored. Empty for plain numbers such as
+    1234.5."""
 
 
 @dataclass(frozen=True, kw_only=True)

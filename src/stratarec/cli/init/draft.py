@@ -180,7 +180,7 @@ def _schema(guesses: Guesses) -> Iterator[str]:
     dense = guesses.of("dense")
     if dense:
         yield "      dense:"
-        yield from (f"        - {{name: {_yaml(column.name)}}}  # {column.reason}" for column in dense)
+        yield from (f"        - {{{_feature(column)}}}  # {column.reason}" for column in dense)
     sparse = list(_sparse(guesses))
     yield from ["      sparse:", *sparse] if sparse else []
     ignored = [(column.name, column.reason) for column in guesses.of("ignored") if column.leak is None]
@@ -221,6 +221,8 @@ def _feature(column: Guess) -> str:
     parts = [f"name: {_yaml(column.name)}"]
     if column.role == "list":
         parts += ["kind: sequence", f"of: {_yaml(column.of)}", "max_length: 50"] if column.of else _MULTI
+    if column.decimal:
+        parts.append(f"decimal: {_yaml(column.decimal)}")
     if column.separator:
         parts.append(f"separator: {_yaml(column.separator)}")
     if column.integer:

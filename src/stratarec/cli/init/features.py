@@ -8,13 +8,21 @@ from typing import Literal
 
 import polars as pl
 
-from stratarec.cli.init.lists import LIKE_A_LIST, find_separator
-from stratarec.cli.init.numbers import amounts, is_scattered, is_spread, is_whole, predicts_by_value
+from stratarec.cli.init.lists import LIKE_A_LIST, find_separator, list_fault, text_fault
+from stratarec.cli.init.numbers import (
+    WrittenNumbers,
+    is_ordered,
+    is_spread,
+    is_whole,
+    predicts_by_value,
+    written_numbers,
+)
 from stratarec.cli.init.sample import LogSample, growth
 from stratarec.cli.init.times import as_times
 from stratarec.cli.init.words import AMOUNTS, EARLIER, ITEMS, SESSIONS, TIMES, USERS, is_code, names_a, tokens
 from stratarec.data.column_names import check_name
 from stratarec.data.columns.text_values import lists_from_text
+from stratarec.data.schema import Decimal
 from stratarec.errors import ConfigError
 
 Role = Literal["label", "weight", "time", "user", "session", "dense", "sparse", "list", "ignored"]
@@ -42,6 +50,8 @@ class Guess:
     """Estimated number of distinct values in the whole log."""
     separator: str = ""
     """Character between the values of a list written as text; empty for lists in brackets."""
+    decimal: Decimal = ""
+    """Decimal mark of a dense feature whose numbers are text as people write them."""
     integer: bool = False
     """Whether values that are text in the file are whole numbers."""
     ordered: bool = False
@@ -61,17 +71,21 @@ def guess_feature(column: pl.Series, sample: LogSample) -> Guess:
         return _ignored(column, f"no usable name in the header; {advice}")
     if not is_name(column.name):
         return _ignored(column, "features cannot have that name")
+    if kind.base_type() == pl.Array:
+        return guess_feature(column.arr.to_list(), sample)
     if kind.base_type() == pl.List:
-        inner = kind.inner  # type: ignore[attr-defined]
-        is_valid = inner.is_integer() or inner == pl.String
-        return _list_feature(column, "lists", sample) if is_valid else _ignored(column, f"lists of {inner}")
+        fault = list_fault(column)
+        return _ignored(column, fault) if fault else _list_feature(column, "lists", sample)
     if kind.is_decimal():
         return _ignored(column, "whole numbers of more than 64 bits; write them as text to use them")
     if not (kind.is_numeric() or kind in (pl.String, pl.Boolean, pl.Categorical, pl.Enum)):
-        return _ignored(column, f"{kind}, which is neither a number nor a category")
+        advice = "; write each of its fields as a column of its own to use it" if kind.base_type() == pl.Struct else ""
+        return _ignored(column, f"{kind}, which is neither a number nor a category{advice}")
     distinct = column.n_unique() - bool(column.null_count())
     if distinct < 2:
         return _ignored(column, "a single value, or none")
+    if column.name in sample.written:
+        return _written_feature(column, sample.written[column.name], sample)
     if kind == pl.String or tokens(column.name) & TIMES:
         reason = _other_times(column)
         if reason:
@@ -85,6 +99,15 @@ def guess_feature(column: pl.Series, sample: LogSample) -> Guess:
     if distinct == len(column) and len(column) > FEW:
         return _ignored(column, _UNIQUE)
     return _integer_feature(column, sample, distinct)
+
+
+def _written_feature(column: pl.Series, written: WrittenNumbers, sample: LogSample) -> Guess:
+    """Return a dense feature, unless its amounts are in several currencies."""
+    if len(written.units) > 1:
+        units = ", ".join(map(repr, written.units))
+        return _ignored(column, f"amounts in several currencies ({units}); write them in one currency to use them")
+    reason = f"numbers written as {written.example!r}{_missing(column, sample)}"
+    return Guess(name=column.name, role="dense", reason=reason, decimal=written.decimal)
 
 
 def _other_times(column: pl.Series) -> str:
@@ -123,16 +146,17 @@ def _integer_feature(column: pl.Series, sample: LogSample, distinct: int) -> Gue
     if kind.is_numeric() and not code and tokens(column.name) & AMOUNTS:
         return Guess(name=column.name, role="dense", reason=f"a number by its name{missing}")
     reason = f"about {values:,} values"
-    if kind.is_numeric() and not code and distinct > FEW and is_spread(column, distinct):
-        if not is_scattered(column):
+    if kind.is_numeric() and code and distinct > FEW:
+        reason += ", codes by its name"
+    elif kind.is_numeric() and distinct > FEW:
+        ordered, spread = is_ordered(column), is_spread(column, distinct)
+        if ordered or (ordered is None and spread):
             reason = f"{distinct:,} different numbers, not named like an id{missing}"
             return Guess(name=column.name, role="dense", reason=reason)
+        if not spread and distinct > len(column) / 2:
+            reason = f"{distinct:,} different numbers, most of them once{missing}"
+            return Guess(name=column.name, role="dense", reason=reason)
         reason += ", without apparent order"
-    elif kind.is_numeric() and code and distinct > FEW:
-        reason += ", codes by its name"
-    elif kind.is_numeric() and distinct > max(FEW, len(column) / 2):
-        reason = f"{distinct:,} different numbers, most of them once{missing}"
-        return Guess(name=column.name, role="dense", reason=reason)
     integer = sample.kind == "csv" and kind != pl.Boolean
     ordered = kind.is_numeric() and not code and 2 < distinct <= FEW and not tokens(column.name) & ITEMS
     return Guess(
@@ -152,16 +176,18 @@ def as_ids(guess: Guess, column: pl.Series, positive: pl.Series, sample: LogSamp
 
 def _text_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
     rows = len(column)
+    fault = text_fault(column)
+    if fault:
+        return _ignored(column, fault)
     lists, fits = lists_from_text(column, "")
     if fits.mean() == 1:
         return _list_feature(lists, "lists as text", sample)
     odd = column.filter(~fits)
     if odd.str.contains(LIKE_A_LIST).mean() > 0.5 or fits.mean() > 0.5:  # type: ignore[operator]
         return _ignored(column, f'lists written as {odd[0][:_SHOWN]!r}; write them as [1, 2] or ["a", "b"] to use them')
-    numbers = amounts(column, sample.options.get("delimiter", ",")) if distinct > FEW else ""
-    if numbers:
-        return _ignored(column, numbers)
-    separator = find_separator(column, distinct)
+    # Ids may be written with separators of thousands.
+    are_numbers = written_numbers(column, delimiter=sample.options.get("delimiter", ",")) is not None
+    separator = "" if are_numbers else find_separator(column, distinct)
     if separator:
         parts = lists_from_text(column, separator)[0]
         return _list_feature(parts, f"text split at {separator!r}", sample, separator)

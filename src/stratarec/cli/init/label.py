@@ -25,6 +25,8 @@ _SAMPLE_WEIGHTS = {"sample", "samples", "sampling", "sampleweight", "sampleweigh
 _MIN_CLASS_ROWS = 20
 # Maximum number of values that a message lists.
 _SHOWN = 6
+# Maximum number of values of a scale of ratings, and minimum share of rows of each class for other numbers.
+_SCALE, _RARE = 20, 0.05
 
 
 def find_label(sample: LogSample, name: str) -> tuple[str | LabelRule, str]:
@@ -158,18 +160,29 @@ def _has_two_numbers(column: pl.Series) -> bool:
 def _threshold_rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
     """Return a rule with a threshold between the classes, and its reason.
 
-    If the column counts events, every count above 0 is positive; otherwise the upper third of the scale.
+    If the column counts events, every count above 0 is positive; otherwise the upper third of the scale. If hardly any
+    row, or nearly every row, is in the upper third of the scale, it is the upper third of the rows.
     """
     values = column.drop_nulls().cast(pl.Float64).drop_nans().unique().sort()
     if len(values) < 2:
         raise DataError(f"--label is {column.name!r}, which has a single value; it must have at least two")
     least, most = float(values[0]), float(values[-1])
     if least == 0 and (values == values.round()).all() and _is_count(column):
-        rule = LabelRule(column=column.name, at_least=int(values[1]))
-        return rule, f"{reason}; counts from 0 to {most:g}, {values[1]:g} or more is 1"
-    threshold = float(values.filter(values >= least + 0.7 * (most - least))[0])
+        return _at_least(column, float(values[1]), f"{reason}; counts from 0 to {most:g}")
+    threshold, scale = float(values.filter(values >= least + 0.7 * (most - least))[0]), f"{least:g} to {most:g}"
+    share = float((column >= threshold).mean() or 0)  # type: ignore[arg-type]
+    if len(values) <= _SCALE or _RARE <= share <= 1 - _RARE:
+        return _at_least(column, threshold, f"{reason}; the upper third of {scale}")
+    rows = column.cast(pl.Float64).drop_nulls().drop_nans()
+    threshold = max(float(rows.quantile(2 / 3, "nearest")), float(values[1]))  # type: ignore[arg-type]
+    return _at_least(column, threshold, f"{reason}; the upper third of the rows, as {share:.2%} reach that of {scale}")
+
+
+def _at_least(column: pl.Series, threshold: float, reason: str) -> tuple[LabelRule, str]:
+    """Return a rule with a threshold, and the reason with the share of positive rows."""
     rule = LabelRule(column=column.name, at_least=int(threshold) if threshold == int(threshold) else threshold)
-    return rule, f"{reason}; {threshold:g} or more is 1, as it is in the upper third of {least:g} to {most:g}"
+    share = float((column >= threshold).mean() or 0)  # type: ignore[arg-type]
+    return rule, f"{reason}: {threshold:g} or more is 1, {share:.1%} of rows"
 
 
 def _is_count(column: pl.Series) -> bool:

@@ -2,90 +2,188 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-# Texts are compared with these words in lower case, and without surrounding spaces.
-_MISSING_WORDS = {
+from stratarec.cli.init.words import AMOUNTS, is_code, tokens
+from stratarec.data.columns.text_values import numbers_from_text
+from stratarec.data.schema import Decimal
+
+MISSING_WORDS = {
     "", "na", "n/a", "#n/a", "<na>", "nan", "nil", "null", "none", "missing", "unknown", "\\n", "-", "--", "?", ".",
     "inf", "-inf", "+inf", "infinity", "-infinity",
 }  # fmt: skip
+"""Words that mean a missing value, in lower case."""
 _MOST_SPELLINGS = 8
 _WHOLE = r"^[+-]?\d+$"
-_SIGNS = r"[$€£¥₹%]|\b(USD|EUR|GBP)\b"
-_THOUSANDS = r"^[+-]?[1-9]\d{0,2}([, ]\d{3})+(\.\d+)?$"
-_PLAIN = r"^[+-]?(\d+(\.\d*)?|\.\d+)$"
-_COMMA = r"^[+-]?\d{1,3}(([. ]\d{3})*|\d*),\d+$"
-# Numbers whose comma must be a decimal comma, because they begin with 0 or a sign. Lists of ids do not.
-_DECIMAL = r"^([+-]?0|[+-]\d+),\d+$"
+# Signs that numbers have, and ids or lists do not: currencies, percent, brackets, and separators of thousands.
+_SIGNS = r"[\p{Sc}%(\p{L}'’\x{a0}\x{202f}\x{2009}]"
+# One or several groups of three digits; their first digits. Numbers from 1000 without a group.
+_GROUPS, _SHORT, _UNGROUPED = r"\d[,. ]\d{3}(\D|$)", r"^[+-]?\d{1,2}[,. ]", r"\d{4}"
+# Numbers whose comma must be a decimal comma, because they begin with 0 or a sign, or end with two digits. Lists of ids
+# do not.
+_DECIMAL, _CENTS = r"^([+-]?0|[+-]\d+),\d+$", r"^\d+,\d\d$"
+# Sign or code of a currency.
+_CURRENCY = r"(\p{Sc}|[A-Z]{3})"
+# Minimum number of distinct values with a point that separates thousands.
+_LEAST_GROUPED = 20
 _PADDED = r"^[+-]?0\d"
 _BINS = 32
-# Smoothing: each value's positive rate includes this many made-up rows with the mean rate.
+# Smoothing: each value's positive rate includes this many made-up rows with the rate of its neighbours.
 _PRIOR_ROWS = 10.0
 # Number of standard errors by which single values must predict better. The maximum for some 60 columns of amounts
 # was 3.2.
 _ERRORS = 5.0
 _MIN_CLASS_ROWS = 20
-# Minimum number of rows of a frequent value in `is_scattered`.
-_OFTEN = 5
+# Minimum number of rows of a frequent value in `is_ordered`, and minimum number of values whose last digits say
+# something.
+_OFTEN, _MANY = 5, 20
 
 
 def typed(text: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
     """Convert text to numbers or booleans if all values are such, and return the words that mean a missing value.
 
-    Whole numbers beyond 64 bits, and numbers with leading zeros, stay text.
+    Whole numbers beyond 64 bits, and numbers with leading zeros, stay text, as do
+    ids such as 1e82 and numbers whose points separate thousands.
     """
     text = text.set((text == "").fill_null(False), None)
     bare = text.str.strip_chars()
     number = bare.cast(pl.Float64, strict=False)
     odd = text.filter((number.is_null() | ~number.is_finite()) & text.is_not_null()).unique()
     words = tuple(sorted(odd.head(_MOST_SPELLINGS + 1).to_list()))
-    if len(words) <= _MOST_SPELLINGS and all(word.strip().lower() in _MISSING_WORDS for word in words):
+    if len(words) <= _MOST_SPELLINGS and all(word.strip().lower() in MISSING_WORDS for word in words):
         numbers = bare.set(text.is_in(words).fill_null(False), None) if words else bare
         if numbers.null_count() == len(numbers) or numbers.str.contains(_PADDED).any():
             return text, ()
         integers = numbers.cast(pl.Int64, strict=False)
         if integers.null_count() == numbers.null_count():
             return integers, words
-        if not numbers.drop_nulls().str.contains(_WHOLE).all():
-            return numbers.cast(pl.Float64), words
-        return text, ()
+        present = numbers.drop_nulls()
+        if present.str.contains(_WHOLE).all() or groups_with_points(present) or _are_cut_digests(present):
+            return text, ()
+        return numbers.cast(pl.Float64), words
     lower = bare.str.to_lowercase()
     is_boolean = lower.drop_nulls().is_in(["true", "false"]).all()
     return ((lower == "true").alias(text.name) if is_boolean else text), ()
 
 
-def amounts(text: pl.Series, delimiter: str) -> str:
-    """Describe numbers that are text because of unit signs or commas; empty if the column has other text."""
-    bare = text.drop_nulls().str.strip_chars()
-    if not len(bare):
-        return ""
-    digits = bare.str.replace_all(_SIGNS, "").str.strip_chars().str.replace_all(r"[\s']", " ")
-    signs = (digits != bare).any()
-    plain, thousands = digits.str.contains(_PLAIN), digits.str.contains(_THOUSANDS)
-    if (plain | thousands).all():
-        # A list such as 123,456 looks like a number with thousands separators. If the digits before a comma are fewer
-        # than three in some value, the values are not lists of three-digit numbers.
-        short = digits.str.contains(r"^[+-]?\d{1,2}[, ]").any()
-        if signs or (short and not (plain & (digits.str.len_chars() > 5)).any()):
-            return _example(bare.filter(thousands | (digits != bare)), {",": ""})
-        return ""
-    comma = digits.str.contains(_COMMA)
-    if (comma | plain).all() and (delimiter in (";", "\t") or digits.str.contains(_DECIMAL).any()):
-        return _example(bare.filter(comma), {".": "", ",": "."})
-    return ""
+def _are_cut_digests(text: pl.Series) -> bool:
+    """Whether texts such as 4372 and 1e82 are ids: hexadecimal digits that happen to have no other letter than e.
+
+    Programs write a number's exponent with a sign, or with a point before it, unless all numbers are such powers of 10.
+    """
+    is_power = text.str.contains(r"^\d+[eE]\d+$")
+    return bool(is_power.any() and (is_power | text.str.contains(r"^\d+$")).all()) and not tokens(text.name) & AMOUNTS
 
 
-def _example(odd: pl.Series, marks: dict[str, str | int | None]) -> str:
-    number = re.sub(r"[^\d.,+-]", "", str(odd[0])).translate(str.maketrans(marks))
-    return f"numbers written as {str(odd[0])!r}; write {number} in the log to use them as a dense feature"
+@dataclass(frozen=True, kw_only=True)
+class WrittenNumbers:
+    """A column of numbers that are text as people write them, such as 1,234.50, 1.234,50 or $7."""
+
+    decimal: Decimal
+    """Decimal mark."""
+    example: str
+    units: tuple[str, ...]
+    """Signs or codes of currencies, in order; several mean that the numbers cannot be compared."""
+    missing: tuple[str, ...]
+    """Words that mean a missing value."""
+
+
+def written_numbers(text: pl.Series, *, delimiter: str) -> WrittenNumbers | None:
+    """Describe the numbers of a text column; None if it has other text, or if its texts may as well be ids or lists.
+
+    Parameters
+    ----------
+    text : Series
+    delimiter : str
+        Delimiter of the file; empty if fields have types, as in JSON and Parquet.
+    """
+    distinct = text.drop_nulls().str.strip_chars().unique().sort()
+    distinct = distinct.filter(distinct != "")
+    if not distinct.head(_MOST_SPELLINGS + 1).str.contains(r"\d").any():
+        return None
+    marks: tuple[Decimal, ...] = (".", ",")
+    failed = {mark: numbers_from_text(distinct, mark).is_null() for mark in marks}
+    is_odd = failed["."] & failed[","]
+    words = tuple(distinct.filter(is_odd).head(_MOST_SPELLINGS + 1).to_list())
+    # Only text files have an option for words that mean a missing value.
+    if len(words) > (_MOST_SPELLINGS if delimiter else 0) or any(word.lower() not in MISSING_WORDS for word in words):
+        return None
+    written = distinct.filter(~is_odd)
+    fitting = [mark for mark in marks if not (failed[mark] & ~is_odd).any()]
+    if not fitting or len(written) < 2 or written.str.contains(_PADDED).any() or _are_cut_digests(written):
+        return None
+    named = bool(tokens(text.name) & AMOUNTS) and not is_code(text.name)
+    decimal = _decimal(written, fitting, delimiter, named=named)
+    if not decimal:
+        return None
+    units = written.str.extract(_CURRENCY).drop_nulls().unique().sort()
+    odd = written.filter(written.str.contains(r"[^\d.]"))
+    example = max(odd.to_list() or written.to_list(), key=len)
+    return WrittenNumbers(decimal=decimal, example=example, units=tuple(units), missing=words)
+
+
+def _decimal(written: pl.Series, fitting: Sequence[Decimal], delimiter: str, *, named: bool) -> Decimal:
+    """Return the decimal mark of numbers in text; empty if they are as likely ids or lists of ids.
+
+    Parameters
+    ----------
+    written : Series
+        Distinct values that are numbers with every mark in `fitting`.
+    named : bool
+        Whether the name of the column suggests an amount.
+    """
+    plain = written.cast(pl.Float64, strict=False).is_not_null()
+    has_signs = bool(written.str.contains(_SIGNS).any())
+    grouped = written.str.contains(_GROUPS)
+    ungrouped = bool((~grouped & written.str.contains(_UNGROUPED)).any())
+    is_short = bool(written.filter(grouped).str.contains(_SHORT).any())
+    if len(fitting) == 2:
+        # Groups of three digits, such as 12,345. They could also be three decimals, or a list of two ids.
+        if not grouped.any():
+            return "." if has_signs or (named and not delimiter) else ""
+        comma, point = (bool(written.str.contains(mark, literal=True).any()) for mark in (",", "."))
+        if ungrouped or (comma and point):
+            return ""
+        if point:
+            return "," if has_signs or groups_with_points(written) else "."
+        return "." if has_signs or is_short or named else ""
+    if fitting[0] == ".":
+        fractions = written.str.contains(r"\.\d")
+        if plain.all():
+            return "." if not delimiter and (fractions.any() or named) else ""
+        return "." if has_signs or fractions.any() or named or (is_short and not ungrouped) else ""
+    commas = written.str.contains(",", literal=True)
+    if has_signs or named or (commas & written.str.contains(_GROUPS + ",")).any():
+        return ","
+    if not commas.any():
+        return "," if written.str.count_matches(r"\.").n_unique() > 1 else ""
+    is_sure = delimiter in (";", "\t") or written.str.contains(_DECIMAL).any()
+    return "," if is_sure or written.filter(commas).str.contains(_CENTS).all() else ""
+
+
+def groups_with_points(text: pl.Series) -> bool:
+    """Whether points in numbers separate thousands, as in 1.234 and 567, although Python reads them as decimal points.
+
+    With three decimals in each number, no number is without a point. Without zeros at the end, no number ends with 0.
+    """
+    pointed = text.filter(text.str.contains(".", literal=True))
+    others = text.filter(~text.str.contains(".", literal=True))
+    return (
+        pointed.n_unique() >= _LEAST_GROUPED
+        and bool(pointed.str.contains(r"^-?[1-9]\d{0,2}\.\d{3}$").all())
+        and bool(pointed.str.ends_with("0").any())
+        and bool(len(others))
+        and bool(others.str.contains(r"^-?\d{1,3}$").all())
+    )
 
 
 def predicts_by_value(column: pl.Series, positive: pl.Series) -> bool:
-    """Whether positive rates of single values predict other rows better than positive rates of 32 quantiles.
+    """Whether the positive rate of a value predicts other rows better than the rates of larger and smaller values.
 
     Parameters
     ----------
@@ -95,27 +193,39 @@ def predicts_by_value(column: pl.Series, positive: pl.Series) -> bool:
         Booleans, null where the label is missing.
     """
     is_known = positive.is_not_null() & column.is_not_null()
-    numbers, label = column.filter(is_known).to_numpy(), positive.filter(is_known).cast(pl.Float64).to_numpy()
+    numbers, label = column.filter(is_known), positive.filter(is_known).cast(pl.Float64).to_numpy()
     if min(label.sum(), len(label) - label.sum()) < _MIN_CLASS_ROWS:
         return False
-    edges = np.unique(np.quantile(numbers, np.linspace(0, 1, _BINS + 1)))
-    by_order = _losses(np.searchsorted(edges, numbers, side="right"), label)
-    gain = by_order - _losses(np.unique(numbers, return_inverse=True)[1], label)
+    ranks = numbers.rank("average").to_numpy() / (len(numbers) + 1)
+    # The rates of a row come from the half of the rows that does not contain it.
+    half = np.random.default_rng(0).integers(0, 2, len(label)) > 0
+    by_order, by_value = np.empty(len(label)), np.empty(len(label))
+    codes = np.unique(numbers.to_numpy(), return_inverse=True)[1]
+    bins = (ranks * _BINS).astype(np.int64)
+    for rows in (half, ~half):
+        mean = np.full(_BINS, label[~rows].mean())
+        rates = _rates(bins[~rows], label[~rows], mean)
+        centers = np.bincount(bins, ranks, _BINS) / np.maximum(np.bincount(bins, minlength=_BINS), 1)
+        used = centers > 0
+        by_order[rows] = np.interp(ranks[rows], centers[used], rates[used])
+        # A value that the other half lacks is predicted by its order alone, so it cannot make a difference.
+        first = np.full(int(codes.max()) + 1, label.mean())
+        first[codes[rows]] = by_order[rows]
+        by_value[rows] = _rates(codes[~rows], label[~rows], first)[codes[rows]]
+    gain = _losses(by_order, label) - _losses(by_value, label)
     return bool(gain.mean() > _ERRORS * gain.std() / np.sqrt(len(gain)))
 
 
-def _losses(value: NDArray[np.int64], label: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the log loss of each row, ``[N]``.
+def _rates(codes: NDArray[np.int64], label: NDArray[np.float64], prior: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the smoothed positive rate of each code. `prior` has the rate of a code without rows."""
+    ones, rows = (np.bincount(codes, weights, len(prior)) for weights in (label, None))
+    rates: NDArray[np.float64] = (ones + _PRIOR_ROWS * prior) / (rows + _PRIOR_ROWS)
+    return rates
 
-    Rows are divided at random into two halves. The prediction for a row is the smoothed positive rate of its value in
-    the half that does not contain the row."""
-    half = np.random.default_rng(0).integers(0, 2, len(label)) > 0
-    values, mean, rate = int(value.max()) + 1, label.mean(), np.empty(len(label))
-    for rows in (half, ~half):
-        ones = np.bincount(value[~rows], label[~rows], minlength=values)
-        counts = np.bincount(value[~rows], minlength=values)
-        rate[rows] = ((ones + _PRIOR_ROWS * mean) / (counts + _PRIOR_ROWS))[value[rows]]
-    losses: NDArray[np.float64] = -np.log(np.where(label > 0, rate, 1 - rate))
+
+def _losses(rates: NDArray[np.float64], label: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the log loss of each row for predicted rates."""
+    losses: NDArray[np.float64] = -np.log(np.where(label > 0, rates, 1 - rates))
     return losses
 
 
@@ -131,18 +241,21 @@ def is_spread(column: pl.Series, distinct: int) -> bool:
     return most - least < 20 * distinct and least > -1e9 and most < 1e6
 
 
-def is_scattered(column: pl.Series) -> bool:
-    """Whether the neighbours of frequent numbers are rare, as with ids; frequent amounts have frequent neighbours.
+def is_ordered(column: pl.Series) -> bool | None:
+    """Whether frequent numbers have frequent neighbours, as amounts and counts do and ids do not; None if not known.
 
-    Round numbers are frequent amounts without frequent neighbours, and do not count.
+    Round numbers are frequent amounts without frequent neighbours. If most frequent numbers are round, they are
+    amounts if there are many, else nothing is known.
     """
     counts = column.drop_nulls().cast(pl.Int64).alias("value").value_counts(sort=True, name="rows")
     half = int((counts["rows"].cum_sum() * 2 <= len(column)).sum())
     top = counts.head(max(half, _OFTEN)).filter(pl.col("rows") >= _OFTEN)
-    if top.height < _OFTEN or (top["value"] % 10).is_in([0, 5, 9]).mean() > 0.6:  # type: ignore[operator]
-        return False
+    if top.height < _OFTEN:
+        return None
+    if (top["value"] % 10).is_in([0, 5, 9]).mean() > 0.6:  # type: ignore[operator]
+        return True if top.height >= _MANY else None
     for step, name in ((-1, "before"), (1, "after")):
         near = counts.select(pl.col("value") - step, pl.col("rows").alias(name))
         top = top.join(near, on="value", how="left")
     near_rows = (top["before"].fill_null(0) + top["after"].fill_null(0)) / 2
-    return float((near_rows / top["rows"]).median()) < 0.5  # type: ignore[arg-type]
+    return float((near_rows / top["rows"]).median()) >= 0.5  # type: ignore[arg-type]

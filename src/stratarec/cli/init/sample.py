@@ -19,9 +19,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from stratarec.cli.init.numbers import typed
+from stratarec.cli.init.numbers import MISSING_WORDS, WrittenNumbers, typed, written_numbers
+from stratarec.cli.init.words import is_code
 from stratarec.data.columns.converter import BadRows
-from stratarec.data.columns.text_values import integers_from_numbers
+from stratarec.data.columns.text_values import integers_from_numbers, numbers_from_text
 from stratarec.data.sources.files import InputFile, expand, no_rows
 from stratarec.data.sources.formats import CODECS, bare_name, compression_of, refuse_foreign, table_format
 from stratarec.data.sources.parquet import column_types, count_rows, to_frame
@@ -47,7 +48,8 @@ _ROWS = 200_000
 _FILES, _SHOWN = 100, 6
 _BOM = b"\xef\xbb\xbf"
 _MAX_LINE_BYTES = 4 << 20
-_MARKS = ("\t", ",", ";", "|")
+# Delimiters of fields. Hive writes the first control character.
+_MARKS = ("\t", ",", ";", "|", "\x01", "\x1f", "\x1e", "^", "~")
 _JSON = (".jsonl", ".ndjson", ".json")
 CODEC_NAMES = frozenset(
     {*CODECS, *_JSON, ".csv", ".tsv", ".tab", ".txt", ".parquet", ".pq", ".arrow", ".feather", ".ipc", ".dat", ".log"}
@@ -70,6 +72,8 @@ class LogSample:
     """Number of rows of the log, estimated for text."""
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Name of a column of numbers -> words in it that mean a missing value, in addition to an empty field."""
+    written: dict[str, WrittenNumbers] = field(default_factory=dict)
+    """Name of a column of numbers -> how they are written, if they are text that is no plain number."""
     incomplete: dict[str, str] = field(default_factory=dict)
     """Name of a column that is not in every file -> a file without it. `frame` does not have these columns."""
     unnamed: frozenset[str] = frozenset()
@@ -106,6 +110,17 @@ def read_sample(paths: tuple[str, ...]) -> LogSample:
     if not sample.frame.height:
         raise no_rows(files[0])
     return sample
+
+
+def _with_written_numbers(sample: LogSample, delimiter: str) -> LogSample:
+    """Convert columns of numbers as people write them. Ids with separators, such as 1,234, stay text."""
+    texts = [text for text in sample.frame.iter_columns() if text.dtype == pl.String and not is_code(text.name)]
+    written = {text.name: found for text in texts if (found := written_numbers(text, delimiter=delimiter))}
+    numbers = [numbers_from_text(sample.frame[name], found.decimal) for name, found in written.items()]
+    missing = {name: found.missing for name, found in written.items() if found.missing}
+    return replace(
+        sample, frame=sample.frame.with_columns(numbers), written=written, missing={**sample.missing, **missing}
+    )
 
 
 def _is_table(files: tuple[InputFile, ...]) -> bool:
@@ -172,10 +187,11 @@ def _table(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
         ) from error
     frame = frame.with_columns(_without_decimals(column) for column in frame.iter_columns())
     unnamed = _unnamed(_table_names(files[0]))
-    return LogSample(
+    sample = LogSample(
         paths=paths, kind="parquet", frame=frame.drop(lacking, strict=False), total=max(total, 0), incomplete=lacking,
         unnamed=unnamed,
     )  # fmt: skip
+    return _with_written_numbers(sample, "")
 
 
 def _without_decimals(column: pl.Series) -> pl.Series:
@@ -232,6 +248,7 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
         lacking = _incomplete(files, _json_names)
         frame = _json(head, file).drop(lacking, strict=False)
         sample = LogSample(paths=paths, kind="csv", options=options, frame=frame, total=0, incomplete=lacking)
+        sample = _with_written_numbers(sample, "")
     else:
         sample = _delimited(paths, files, head, b"" if is_complete else _tail(files[-1]))
     rows = sample.frame.height
@@ -259,10 +276,11 @@ def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes
         converted, words = typed(column)
         columns.append(converted)
         missing.update({column.name: words} if words else {})
-    return LogSample(
+    sample = LogSample(
         paths=paths, kind="csv", options=options, frame=pl.DataFrame(columns), total=0, missing=missing,
         unnamed=_unnamed(names), incomplete=lacking,
     )  # fmt: skip
+    return _with_written_numbers(sample, mark)
 
 
 def _json_names(file: InputFile) -> list[str]:
@@ -285,13 +303,16 @@ def _delimiter(head: bytes, file: InputFile) -> str:
         counts = [len(row) for row in csv.reader(lines, delimiter=mark)]
         scores[mark] = (len(set(counts)) == 1 and counts[0] > 1, min(counts, default=0))
     best = max(_MARKS, key=lambda mark: scores[mark])
-    doubled = {line.count("::") for line in lines}
-    if len(doubled) == 1 and max(doubled) >= max(scores[best][1], 1):
-        output = f"{file.path.rpartition('/')[2].rpartition('.')[0] or 'log'}.tsv"
-        raise DataError(
-            f"{file.path}: the delimiter '::' has two characters; it must be one character, such as a tab: "
-            f"sed 's/::/\\t/g' {shell_word(file.path)} > {shell_word(output)}"
-        )
+    for pair in ("::", "||", ";;", "~~"):
+        doubled = {line.count(pair) for line in lines}
+        is_single = pair[0] in _MARKS and any(line.count(pair[0]) != 2 * line.count(pair) for line in lines)
+        most = 1 if best == pair[0] else max(scores[best][1], 1)
+        if len(doubled) == 1 and not is_single and max(doubled) >= most:
+            output = f"{file.path.rpartition('/')[2].rpartition('.')[0] or 'log'}.tsv"
+            raise DataError(
+                f"{file.path}: the delimiter {pair!r} has two characters; it must be one character, such as a tab: "
+                f"sed 's/{pair}/\\t/g' {shell_word(file.path)} > {shell_word(output)}"
+            )
     return best if scores[best][1] > 1 else ","
 
 
@@ -301,11 +322,13 @@ def _is_header(names: list[str], second: list[str], file: InputFile) -> bool:
     `names` are the fields of the first record. A number among them is allowed if other fields are words where the
     `second` record has numbers. If a name is empty or repeated, the second record must have a number.
     """
-    if not any(names):
+    if not any(names) or any(name.lower() == "\\n" or not name.replace("\t", "").isprintable() for name in names):
         return False
     if any(map(_is_number, names)):
         pairs = list(zip(names, second, strict=False))
-        if not any(name and not _is_number(name) and _is_number(value) for name, value in pairs):
+        if not any(
+            name.lower() not in MISSING_WORDS and not _is_number(name) and _is_number(value) for name, value in pairs
+        ):
             return False
     duplicates = sorted({name for name in names if name and names.count(name) > 1})
     if not (duplicates or "" in names):

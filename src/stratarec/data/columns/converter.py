@@ -28,9 +28,10 @@ from stratarec.data.columns.text_values import (
     integers_from_text,
     lists_from_text,
     map_values,
+    numbers_from_text,
     read_times,
 )
-from stratarec.data.schema import UNKNOWN, DateColumn, LabelRule, Schema, SparseFeature, TimeUnit, ValueType
+from stratarec.data.schema import UNKNOWN, DateColumn, Decimal, LabelRule, Schema, SparseFeature, TimeUnit, ValueType
 from stratarec.errors import DataError
 
 OnBadRow = Literal["error", "skip"]
@@ -159,7 +160,7 @@ class Converter:
             frame = frame.with_columns(pl.Series(name, column) for name, column in numbers.items())
         for dense in schema.dense:
             with naming_column(self._path, dense.name):
-                columns[dense.name] = self.number(frame[dense.name])
+                columns[dense.name] = self.number(frame[dense.name], dense.decimal)
         for sparse in schema.sparse:
             with naming_column(self._path, sparse.name):
                 if not sparse.traits.lists:
@@ -254,9 +255,15 @@ class Converter:
             raise self._type_error(raw, expected)
         return raw.cast(pl.Float64)
 
-    def number(self, raw: pl.Series) -> pl.Series:
-        """Return a dense column as ``Float64``, null for missing values."""
-        value = self._numeric(raw, "numbers for a dense feature")
+    def number(self, raw: pl.Series, decimal: Decimal = "") -> pl.Series:
+        """Return a dense column as ``Float64``, null for missing values. `decimal` is the decimal mark of its text."""
+        if decimal and raw.dtype in TEXT_TYPES:
+            text = raw.cast(pl.String)
+            value = numbers_from_text(text, decimal)
+            missing = text.is_null() | (text.str.strip_chars() == "").fill_null(False)
+            self.require(raw, missing | value.is_finite(), f"a number with decimal mark {decimal!r}, or nothing")
+            return value
+        value = self._numeric(raw, "numbers for a dense feature; to read text set decimal of the feature")
         if not value.null_count() and np.abs(value.to_numpy()).max(initial=0.0) <= MAX_NUMBER:  # as most columns are
             return value
         # In a column of floats, NaN is a missing value. In a column that had to be read as text, it is an error.

@@ -7,7 +7,7 @@ integers are dates between 1990 and 2100 only in another unit.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stratarec.data.durations import PER_SECOND
-from stratarec.data.schema import TimeUnit
+from stratarec.data.schema import Decimal, TimeUnit
 from stratarec.data.splits import FIRST_DATE, LAST_DATE, too_coarse, unlikely_unit
 from stratarec.errors import ConfigError
 
@@ -29,6 +29,15 @@ _OFFSET = r"(Z|[+-]\d\d:?\d\d)$"
 # Directive of a time format that consists of digits -> number of digits.
 _WIDTHS = {"%Y": 4, "%y": 2, "%m": 2, "%d": 2, "%H": 2, "%M": 2, "%S": 2}
 _LEADING_ZEROS = r"^\s*[+-]?0\d"
+# Ids that are no integers although they can be read as floats: 007, and hexadecimal digits such as 1e82.
+_IDS = rf"{_LEADING_ZEROS}|^\s*\d+[eE]\d+\s*$"
+# Numbers as people write them: a sign of a currency or percent, and groups of three digits (in India also of two).
+_UNIT = r"(?:%|(?:[A-Za-z]{1,2})?\p{Sc}|[A-Z]{3}|[KkRF][rs]\.?|zł|Kč|Ft)"
+_GROUPED = r"[1-9]\d{0,2}(?:[ \x{a0}\x{202f}\x{2009}]\d{3})+|[1-9]\d{0,2}(?:['’]\d{3})+"
+_GROUPS: Mapping[str, str] = {
+    ".": rf"{_GROUPED}|[1-9]\d{{0,2}}(?:,\d{{2,3}})*,\d{{3}}",
+    ",": rf"{_GROUPED}|[1-9]\d{{0,2}}(?:\.\d{{3}})+",
+}
 # Lists as JSON, Python and NumPy write them. White space is listed, because Polars and Python differ on what it is.
 _BLANKS = " \t\r\n"
 _NOTHING = ("null", "None", "nan", "NaN")
@@ -165,7 +174,7 @@ def integers_from_numbers(raw: pl.Series) -> pl.Series:
 
 def integers_from_text(raw: pl.Series) -> pl.Series:
     """Parse text such as 12 and 12.0 as ``Int64``; null for other text, such as 012, which is a different id than
-    12.
+    12, and 1e82.
     """
     integers = raw.cast(pl.Int64, strict=False)
     if integers.null_count() > raw.null_count():
@@ -174,8 +183,8 @@ def integers_from_text(raw: pl.Series) -> pl.Series:
         integers = bare.cast(pl.Int64, strict=False).fill_null(floats)
     elif (raw.str.len_bytes() == _digits(integers)).all():  # 6 times as fast as the pattern
         return integers
-    has_zeros = raw.str.contains(_LEADING_ZEROS).fill_null(False)
-    return (integers.set(has_zeros, None) if has_zeros.any() else integers).alias(raw.name)
+    are_ids = raw.str.contains(_IDS).fill_null(False)
+    return (integers.set(are_ids, None) if are_ids.any() else integers).alias(raw.name)
 
 
 def _digits(integers: pl.Series) -> pl.Series:
@@ -186,6 +195,31 @@ def _digits(integers: pl.Series) -> pl.Series:
     for power in (10**exponent for exponent in range(1, len(str(largest)))):
         digits += (present >= power) | (present <= -power)
     return pl.Series(digits).set(integers.is_null(), None)
+
+
+def numbers_from_text(text: pl.Series, decimal: Decimal) -> pl.Series:
+    """Parse numbers as people write them, such as 1,234.50 or 1.234,50 €; null for other text.
+
+    `decimal` is the decimal mark. Signs of a currency or percent, spaces and apostrophes are ignored, and groups of
+    three digits may be separated by the other mark. Parentheses, or a minus at either end, mean a negative number.
+    """
+    mark = re.escape(decimal)
+    number = rf"(?:(?:{_GROUPS[decimal]}|\d+)(?:{mark}\d*)?|{mark}\d+)"
+    unit, minus = rf"(?:{_UNIT}\s*)?", r"[+\-−]?\s*"
+    signed = rf"{minus}{unit}{minus}{number}\s*(?:{_UNIT})?\s*[-−]?"
+    bare = text.str.strip_chars()
+    fits = bare.str.contains(rf"^(?:{signed}|\({unit}{number}\s*(?:{_UNIT})?\))$").fill_null(False)
+    # A point that is part of a unit, as in "kr.", is no decimal mark.
+    digits = (
+        bare.set(~fits, None).str.replace_all(rf"\p{{L}}+\.?|[^\d{mark}]", "").str.replace(decimal, ".", literal=True)
+    )
+    is_power = bare.str.contains(rf"^[+-]?\d+(?:{mark}\d*)?[eE][+-]?\d+$").fill_null(False)
+    powers = bare.set(~is_power, None).str.replace(decimal, ".", literal=True).cast(pl.Float64, strict=False)
+    value = digits.cast(pl.Float64, strict=False)
+    is_negative = bare.str.contains(r"[-−(]").fill_null(False)
+    return (
+        pl.select(pl.coalesce(powers, pl.when(is_negative).then(-value).otherwise(value))).to_series().alias(text.name)
+    )
 
 
 def cast_exactly(values: pl.Series, kind: pl.DataType) -> pl.Series:
