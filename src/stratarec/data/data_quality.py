@@ -34,6 +34,9 @@ _LEAST = 20
 _CHANCE = 1e-6
 # Minimum number of rows per value for comparing shares of positives by value.
 _REPEATS = 2
+# Maximum number of values of a column whose values are compared one by one with the label, and minimum share of rows
+# without a positive label.
+_VALUES, _LEAST_WITHOUT = 20, 0.1
 # Last number in a text.
 _NUMBER = r"(\d{1,18})\D*$"
 
@@ -102,6 +105,10 @@ def find_leak(column: pl.Series, positive: pl.Series, label: str) -> Leak | None
                 feature=column.name, text=f"{what} only where {label} is {only}: known only afterwards?", certain=True
             )
     auc = alone(column, positive)
+    needed = "" if auc >= _DETERMINES else _needed(column, positive)
+    if needed:
+        text = f"{label} is 1 only where {column.name} is {needed}: an earlier stage of the same visit?"
+        return Leak(feature=column.name, text=f"{text} If so, remove it, or the other rows", certain=False)
     if auc < NAMED:
         return None
     certain = auc >= _DETERMINES
@@ -136,6 +143,32 @@ def _marks(column: pl.Series) -> Iterator[tuple[str, pl.Series]]:
         yield "filled", filled
     elif column.dtype.base_type() != pl.List and column.n_unique() == 2:
         yield from ((str(value), column == value) for value in column.unique().sort())
+
+
+def _needed(column: pl.Series, positive: pl.Series) -> str:
+    """Return the value that a column must have for a positive label, as the cart has before a purchase; else empty."""
+    filled, rate = _filled(column), float(positive.mean())  # type: ignore[arg-type]
+    names = pl.Series(["filled"]).new_from_index(0, len(column)).set(~filled, None)
+    if column.dtype.base_type() != pl.List:
+        is_few = column.n_unique() <= _VALUES
+        if not is_few and not (column.dtype.is_numeric() and column.min() == 0):
+            return ""
+        names = column.cast(pl.String) if is_few else names.set(filled & (column == 0).fill_null(False), "0")
+    counts = (
+        pl.DataFrame({"name": names, "positive": positive})
+        .group_by("name")
+        .agg(pl.len().alias("rows"), pl.col("positive").sum().alias("ones"))
+    )
+    without = counts.filter((pl.col("ones") == 0) & ((1 - rate) ** pl.col("rows") < _CHANCE))
+    if not without.height or int(without["rows"].sum()) < _LEAST_WITHOUT * len(column):
+        return ""
+    needed = counts.filter(pl.col("ones") > 0)["name"].drop_nulls().sort().to_list()
+    lacking = without["name"].sort().to_list()
+    if len(needed) <= len(lacking):
+        return " or ".join(needed)
+    return (
+        "filled" if lacking == [None] else f"not {' or '.join('missing' if name is None else name for name in lacking)}"
+    )
 
 
 def _filled(column: pl.Series) -> pl.Series:
@@ -177,9 +210,10 @@ _LEAST_EXPECTED = 20
 def hashed_share(schema: Schema, split: SplitConfig, rows: int) -> int:
     """Return the number m such that only hashes divisible by m are kept; 0 if no two splits can share a sample.
 
-    Copies have the same time and the same user or session. If the split keeps these together, copies are in one split.
+    Copies have the same user and session, but may have other times. If the split keeps users or sessions together,
+    copies are in one split.
     """
-    together = split.by == "time" or (split.by == "fraction" and bool(schema.user or schema.session))
+    together = split.by == "fraction" and bool(schema.user or schema.session)
     features = bool(schema.dense or schema.sparse)
     return -(-rows // _MOST_ROWS) if features and not together else 0
 
@@ -188,7 +222,8 @@ def hash_rows(frame: pl.DataFrame, schema: Schema, split: NDArray[np.int8], shar
     """Return hash, split and first label of the samples whose hash is divisible by `share`."""
     there = set(frame.columns)
     features = [name for name in schema.names if name in there]
-    names = dict.fromkeys((*features, *filter(None, (schema.time, schema.user, schema.session))))
+    # A row that is written again may have another time.
+    names = [name for name in dict.fromkeys((*features, schema.user)) if name and name != schema.time]
     # `select` would interpret a column with the name * as all columns.
     hashes = pl.DataFrame([frame[name] for name in names]).hash_rows()
     label = frame[schema.label_column]

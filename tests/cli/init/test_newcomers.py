@@ -124,7 +124,7 @@ CASES: list[tuple[str, str, Callable[[], Columns], list[str], dict[str, str], li
     ("money", ",", money, [],
      {"shop": "sparse", "price": "dense", "sold": "dense", "wait": "dense", "country": "sparse",
       "charges": "dense", "clicked": "label"},
-     ["nulls: [' ', NA]  # mean a missing value, in every column", "- {name: price, decimal: .}  # numbers written as '$"]),
+     ["nulls: [' ', NA]  # mean a missing value, in every column", "{name: price, decimal: .}  # numbers written as"]),
     ("titanic", ",", lambda: {"Ticket Class": picks([1, 2, 3]), "Fare Paid": picks([7.25, 8.5, 71.3]),
                               "Survived Trip": [("False ", " True")[click] for click in CLICKS]}, [],
      {"Ticket Class": "sparse", "Fare Paid": "dense", "Survived Trip": "label"}, ["label: Survived Trip"]),

@@ -72,8 +72,8 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
             f"the label {name!r} has numbers written as {sample.written[name].example!r}; a label must be plain "
             "numbers such as 1234.5: convert the column in the log"
         )
-    unusable = {name, *sample.unnamed, *sample.written}
-    usable = [column for column in frame.columns if column not in unusable and is_name(column)]
+    excluded = {name, *sample.unnamed, *sample.written}
+    usable = [column for column in frame.columns if column not in excluded and is_name(column)]
     weight = find_weight(frame, usable, positive)
     if weight:
         guesses[weight[0]] = Guess(name=weight[0], role="weight", reason=weight[1])

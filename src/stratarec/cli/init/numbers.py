@@ -197,8 +197,9 @@ def predicts_by_value(column: pl.Series, positive: pl.Series) -> bool:
     if min(label.sum(), len(label) - label.sum()) < _MIN_CLASS_ROWS:
         return False
     ranks = numbers.rank("average").to_numpy() / (len(numbers) + 1)
-    # The rates of a row come from the half of the rows that does not contain it.
-    half = np.random.default_rng(0).integers(0, 2, len(label)) > 0
+    # The rates of a row come from the half of the rows that does not contain it. Made-up labels often come from seed 0,
+    # and would be equal to the halves.
+    half = np.random.default_rng(_BINS).integers(0, 2, len(label)) > 0
     by_order, by_value = np.empty(len(label)), np.empty(len(label))
     codes = np.unique(numbers.to_numpy(), return_inverse=True)[1]
     bins = (ranks * _BINS).astype(np.int64)

@@ -140,7 +140,7 @@ class Dataset:
         shares = " and ".join(f"{share:.1%} of {split} samples" for split, share in self.about.repeated.items())
         return [
             f"duplicates? {shares} repeat a training sample, label included, so their metrics are too good: remove "
-            "copies from the log, or split it by time, user or session",
+            "copies from the log, or split it by user or session",
             *leaks,
         ]
 
