@@ -20,6 +20,7 @@ from errors import refuses
 from stratarec import ClickModel, Scorer
 from stratarec.cli import main
 from stratarec.errors import ConfigError, DataError, ExportError, StorageError
+from stratarec.estimator.frame_log import FitArguments, split_log
 
 SMALL = {
     "model__embedding_dim": 4,
@@ -210,3 +211,32 @@ def test_histories_use_training_rows_and_earlier_rows_of_the_frame(tmp_path: Pat
     (tmp_path / "model" / "events.parquet").write_bytes(content)
     with refuses(ExportError, "events.parquet"):
         ClickModel.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_copies_of_a_row_are_on_one_side_of_the_split(by_time: bool, tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    one = pl.DataFrame({"user": draws.integers(0, 300, 3000), "item": draws.integers(0, 60, 3000)})
+    y = (draws.random(3000) < 0.2).astype(int)
+    place = np.concatenate([np.arange(3000), np.repeat(np.flatnonzero(y), 3)])
+    place = place[draws.permutation(len(place))]
+    schema = {"label": "label", "sparse": [{"name": "user"}, {"name": "item"}], "dense": []}
+    # Copies may have other row numbers and times.
+    times = np.sort(draws.integers(1_700_000_000, 1_702_000_000, len(place)))
+    frame = one[place].with_columns(row=pl.Series(range(len(place))), ts=pl.Series(times))
+    log = FitArguments(frame, y[place], "", None).write(tmp_path / "all.parquet")
+    split = {"by": "time", "valid": "1d", "test": "1d"} if by_time else {"by": "fraction"}
+    data = {"source": {"schema": schema | ({"time": "ts"} if by_time else {})}, "split": split}
+    split_log(data, log, None)
+    train, valid = map(pl.read_parquet, data["source"]["paths"])
+    assert len(train) + len(valid) == len(place)
+    assert 0.05 < len(valid) / len(place) < 0.2
+    assert not len(valid.join(train, on=["user", "item"], how="semi"))
+    # Without copies, users and items that are equal by chance are drawn like all rows.
+    log = FitArguments(one.with_columns(ts=pl.Series(times[:3000])), y, "", None).write(tmp_path / "one.parquet")
+    data = {"source": {"schema": data["source"]["schema"]}, "split": split}
+    split_log(data, log, None)
+    assert data["split"] == {"by": "time", "valid": "1d", "test": 0} if by_time else data["split"]["by"] == "file"
+    assert by_time or len(pl.read_parquet(data["source"]["paths"][1])) == round((y == 0).sum() / 10) + round(
+        y.sum() / 10
+    )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,14 @@ def random_rows(count: int) -> pl.DataFrame:
     return frame.with_columns(click=pl.Series((np.random.default_rng(5).random(count) < rate).astype(np.int64)))
 
 
+BY_TIME = SplitConfig(by="time", valid="2d", test="2d")
+
+
+def timed(frame: pl.DataFrame) -> pl.DataFrame:
+    times = np.sort(np.random.default_rng(7).integers(0, 20 * 86_400, len(frame)))
+    return frame.with_columns(ts=pl.Series(1_700_000_000 + times))
+
+
 @pytest.mark.parametrize(
     ("frame", "schema", "split", "reported"),
     [
@@ -92,6 +101,11 @@ def random_rows(count: int) -> pl.DataFrame:
         (lambda: rows(3000, values=4), SCHEMA, SplitConfig(), set()),  # equal by chance, and their labels differ
         (lambda: random_rows(3000), SCHEMA, SplitConfig(), set()),
         (lambda: copied(rows(10), 3), SCHEMA, SplitConfig(valid=0.0, test=0.5), set()),  # too few to decide
+        # Copies at other times, as a retried upload or a join makes them, and rows of users who repeat themselves.
+        (lambda: timed(copied(rows(800), 4)), replace(SCHEMA, time="ts"), BY_TIME, {"valid", "test"}),
+        (lambda: timed(copied(rows(800), 4)), replace(SCHEMA, time="ts", user="*"), BY_TIME, {"valid", "test"}),
+        (lambda: timed(random_rows(3000)), replace(SCHEMA, time="ts"), BY_TIME, set()),
+        (lambda: timed(rows(3000)), replace(SCHEMA, time="ts"), BY_TIME, set()),
     ],
 )
 def test_copies_are_distinguished_from_chance(

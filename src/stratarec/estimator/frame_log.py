@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from stratarec.data.columns.converter import BadRows, Converter, naming_column
 from stratarec.data.columns.frames import check_lengths, has_column_names, read_column, read_columns
+from stratarec.data.data_quality import repeated_shares
 from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError, DataError
 
 # Share of rows that become validation samples if none are given, and the minimum rows of a class for such a split.
@@ -103,38 +105,67 @@ def check_rows(log: FrameLog, name: str, config: PrepareConfig) -> None:
 
 def split_log(data: dict[str, Any], log: FrameLog, valid: FrameLog | None) -> None:
     """Set the splits in `data`, a recipe's data section. Validation rows are `valid`, or else a part of the frame."""
+    by_time = data.get("split", {}).get("by") == "time"
     if valid is not None:
         files = (list(log.paths), list(valid.paths))
-    elif not log.is_frame or data.get("split", {}).get("by") == "time":
-        if log.is_frame:
-            data["split"]["test"] = 0
+    elif not log.is_frame:
         return
     else:
-        files = _split_frame(log)
+        parts = _split_frame(log, data["source"]["schema"], by_time=by_time)
+        if parts is None:
+            data["split"]["test"] = 0
+            return
+        files = parts
     data["source"]["paths"] = files[0] + files[1]
     data["split"] = {"by": "file", "valid": files[1], "test": []} if files[1] else {"valid": 0, "test": 0}
 
 
-def _split_frame(log: FrameLog) -> tuple[list[str], list[str]]:
+def _split_frame(log: FrameLog, schema: Mapping[str, Any], *, by_time: bool) -> tuple[list[str], list[str]] | None:
     """Split the file of a frame, and return the files for training and for validation.
 
-    A random tenth of each class is for validation; nothing if a class is small.
+    A random tenth of each class is for validation; nothing if a class is small. If the frame has copies of rows, such
+    as oversampled positives, it is a random tenth of the distinct rows, so that no row is on both sides. None if the
+    split is by time, and the last tenth has no copies of earlier rows.
     """
     path = Path(log.paths[0])
     frame = pl.read_parquet(path)
     draws = np.random.default_rng(0)
     chosen = np.zeros(len(frame), dtype=bool)
-    for value in (0, 1) if log.classes is not None else ():
+    if by_time:
+        chosen = frame[schema["time"]].rank("ordinal").to_numpy() > (1 - _VALID) * len(frame)
+    for value in (0, 1) if log.classes is not None and not by_time else ():
         rows = np.flatnonzero((frame[log.label] == value).to_numpy())
         if len(rows) < _FEW:
             return [str(path)], []
         chosen[draws.permutation(rows)[: round(len(rows) * _VALID)]] = True
-    if log.classes is None:
+    if log.classes is None and not by_time:
         chosen = draws.random(len(frame)) < _VALID
+    row_of, has_copies = _distinct_rows(frame, schema, chosen)
+    if has_copies:
+        chosen = (draws.random(len(row_of)) < _VALID)[row_of]
+    elif by_time:
+        return None
     parts = path.with_name("some.parquet"), path.with_name("others.parquet")
     for part, rows_of in zip(parts, (~chosen, chosen), strict=True):
         frame.filter(rows_of).write_parquet(part)
     return [str(parts[0])], [str(parts[1])]
+
+
+def _distinct_rows(
+    frame: pl.DataFrame, schema: Mapping[str, Any], chosen: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], bool]:
+    """Return ``[N]`` numbers of the distinct combinations of features, and whether `chosen` rows are copies of others.
+
+    Combinations that are equal by chance are no copies; see `repeated_shares`.
+    """
+    features = [feature["name"] for kind in ("dense", "sparse") for feature in schema.get(kind, ())]
+    names = [name for name in dict.fromkeys((*features, schema.get("user", ""))) if name in frame.columns]
+    rule = schema["labels"][0] if schema.get("labels") else schema.get("label", Schema.label)
+    label = frame[rule["column"] if isinstance(rule, Mapping) else rule]
+    hashes = pl.DataFrame([frame[name] for name in names if name != schema.get("time")]).hash_rows()
+    is_most = (label == label.max()).fill_null(False).cast(pl.Int8)
+    rows = pl.DataFrame({"hash": hashes, "split": chosen.astype(np.int8), "label": is_most})
+    return hashes.rank("dense").cast(pl.Int64).to_numpy() - 1, bool(repeated_shares([rows]))
 
 
 def _are_paths(frame: Any) -> bool:
