@@ -41,8 +41,8 @@ MODULE_LINES, FILES, PARAMETERS = 800, 16, 10
 """Maximum lines of a module outside `kernels`, files of a folder, and parameters of a function."""
 BUDGETS = {
     "__main__": 6,
-    "estimator": 449,
-    "cli": 3_982,
+    "estimator": 470,
+    "cli": 4_200,
     "training": 7_300,
     "recipe": 325,
     "planning": 2_220,
@@ -51,7 +51,7 @@ BUDGETS = {
     "reporting": 1_783,
     "models": 2_271,
     "hot": 472,
-    "data": 7_299,
+    "data": 7_390,
     "embedding": 4_752,
     "batch": 319,
     "kernels": 7_229,

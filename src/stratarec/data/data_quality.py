@@ -108,7 +108,9 @@ def find_leak(column: pl.Series, positive: pl.Series, label: str) -> Leak | None
     needed = "" if auc >= _DETERMINES else _needed(column, positive)
     if needed:
         text = f"{label} is 1 only where {column.name} is {needed}: an earlier stage of the same visit?"
-        return Leak(feature=column.name, text=f"{text} If so, remove it, or the other rows", certain=False)
+        return Leak(
+            feature=column.name, text=f"{text} If so, remove it, or remove the other rows from the log", certain=False
+        )
     if auc < NAMED:
         return None
     certain = auc >= _DETERMINES
@@ -147,28 +149,29 @@ def _marks(column: pl.Series) -> Iterator[tuple[str, pl.Series]]:
 
 def _needed(column: pl.Series, positive: pl.Series) -> str:
     """Return the value that a column must have for a positive label, as the cart has before a purchase; else empty."""
-    filled, rate = _filled(column), float(positive.mean())  # type: ignore[arg-type]
-    names = pl.Series(["filled"]).new_from_index(0, len(column)).set(~filled, None)
-    if column.dtype.base_type() != pl.List:
-        is_few = column.n_unique() <= _VALUES
-        if not is_few and not (column.dtype.is_numeric() and column.min() == 0):
-            return ""
-        names = column.cast(pl.String) if is_few else names.set(filled & (column == 0).fill_null(False), "0")
+    filled, is_list = _filled(column), column.dtype.base_type() == pl.List
+    is_few = not is_list and column.n_unique() <= _VALUES
+    is_number = column.dtype.is_numeric() and column.min() == 0
+    value = column.cast(pl.String) if is_few else pl.Series(["other"]).new_from_index(0, len(column))
+    if is_number and not is_few:
+        value = value.set((column == 0).fill_null(False), "0")
     counts = (
-        pl.DataFrame({"name": names, "positive": positive})
-        .group_by("name")
+        pl.DataFrame({"value": value.set(~filled, None), "positive": positive})
+        .group_by("value")
         .agg(pl.len().alias("rows"), pl.col("positive").sum().alias("ones"))
+        .sort("value")
     )
-    without = counts.filter((pl.col("ones") == 0) & ((1 - rate) ** pl.col("rows") < _CHANCE))
-    if not without.height or int(without["rows"].sum()) < _LEAST_WITHOUT * len(column):
+    chance = (1 - float(positive.mean())) ** pl.col("rows")  # type: ignore[arg-type]
+    without = counts.filter((pl.col("ones") == 0) & (chance < _CHANCE))
+    if int(without["rows"].sum()) < _LEAST_WITHOUT * len(column):
         return ""
-    needed = counts.filter(pl.col("ones") > 0)["name"].drop_nulls().sort().to_list()
-    lacking = without["name"].sort().to_list()
-    if len(needed) <= len(lacking):
+    needed = counts.filter(pl.col("ones") > 0)["value"].drop_nulls().to_list()
+    lacking = without["value"].to_list()
+    if lacking == [None]:
+        return "filled"
+    if is_few and len(needed) <= len(lacking):
         return " or ".join(needed)
-    return (
-        "filled" if lacking == [None] else f"not {' or '.join('missing' if name is None else name for name in lacking)}"
-    )
+    return f"not {' or '.join('missing' if name is None else name for name in lacking)}"
 
 
 def _filled(column: pl.Series) -> pl.Series:
@@ -220,10 +223,11 @@ def hashed_share(schema: Schema, split: SplitConfig, rows: int) -> int:
 
 def hash_rows(frame: pl.DataFrame, schema: Schema, split: NDArray[np.int8], share: int) -> pl.DataFrame:
     """Return hash, split and first label of the samples whose hash is divisible by `share`."""
-    there = set(frame.columns)
-    features = [name for name in schema.names if name in there]
     # A row that is written again may have another time.
-    names = [name for name in dict.fromkeys((*features, schema.user)) if name and name != schema.time]
+    of_time = {schema.time, *(name for date in schema.dates if date.name == schema.time for name in date.features)}
+    of_time.update(date.since_features.get(schema.time, "") for date in schema.dates)
+    there = set(frame.columns) - of_time
+    names = [name for name in dict.fromkeys((*schema.names, schema.user)) if name in there]
     # `select` would interpret a column with the name * as all columns.
     hashes = pl.DataFrame([frame[name] for name in names]).hash_rows()
     label = frame[schema.label_column]

@@ -208,6 +208,11 @@ class DateColumn:
         """Name of another column of dates -> name of the feature with the days since then."""
         return {other: f"{self.name}.since.{other}" for other in self.since}
 
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of all features that are computed from the column."""
+        return *self.part_features.values(), *self.since_features.values()
+
     def check(self) -> None:
         """Raise `ConfigError` if the name, the zone or a repeated entry is wrong."""
         place = f"schema.dates: column {self.name!r}"
@@ -432,9 +437,7 @@ class Schema:
     @property
     def date_features(self) -> tuple[str, ...]:
         """Names of the features that are computed from `dates`."""
-        return tuple(
-            name for date in self.dates for name in (*date.part_features.values(), *date.since_features.values())
-        )
+        return tuple(name for date in self.dates for name in date.features)
 
     @property
     def scored_columns(self) -> tuple[str, ...]:

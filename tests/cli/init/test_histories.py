@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import yaml
 
 from stratarec.cli.init import history
 from stratarec.cli.init.draft import content_of, draft
-from stratarec.errors import ConfigError
+from stratarec.errors import ConfigError, Interrupted
 
 
 def log(path: Path, *, users: int = 300, items: int = 60, each: int = 40, taste: float = 0.0) -> tuple[str]:
@@ -86,6 +87,24 @@ def test_a_log_that_cannot_be_trained_keeps_the_choice_of_the_rule(tmp_path: Pat
     assert guesses.history is not None
     assert guesses.history.drafted
     assert "data.source: broken" in path.read_text()
+
+
+def test_a_stopped_training_says_to_run_init_again_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(content: Mapping[str, Any], folder: Path) -> pl.DataFrame:
+        folder.mkdir()
+        assert not (temporary / "stratarec-init-killed").exists()
+        raise Interrupted(f"stopped; the checkpoint is {folder}; resume with the same command and --resume")
+
+    temporary = tmp_path / "tmp"
+    (temporary / "stratarec-init-killed" / "with").mkdir(parents=True)  # of a process that was killed
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(history, "_losses", stopped)
+    with pytest.raises(Interrupted, match=r"^stopped; nothing was written; run the same command again$"):
+        draft(log(tmp_path / "log.csv"), tmp_path / "log.yaml")
+    assert not list(temporary.iterdir())
+    assert not (tmp_path / "log.yaml").exists()
 
 
 def test_a_large_log_is_not_trained(tmp_path: Path, losses: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,3 +262,38 @@ def test_files_of_hive_and_rare_delimiters(
     assert len(schema.dense) == 1
     dataset = prepare(recipe.data)
     assert sum(dataset.samples(split) for split in dataset.splits) == ROWS
+
+
+def test_a_link_without_a_target_and_a_long_first_row(tmp_path: Path) -> None:
+    rows = "".join(f"i{row % 40},t{row % 7},{row % 2}\n" for row in range(400))
+    folder = tmp_path / "log"
+    folder.mkdir()
+    (folder / "a.csv").write_text(f"item,tag,label\n{rows}")
+    (folder / "b.csv").symlink_to(tmp_path / "nowhere.csv")
+    for path in (folder, folder / "b.csv", f"{folder}/*.csv"):
+        with pytest.raises(DataError, match=r"log/b\.csv: a symbolic link to .*nowhere\.csv, which does not exist"):
+            read_sample((str(path),))
+    # A row may be longer than a header.
+    (tmp_path / "long.csv").write_text(f'item,tag,label\ni1,"{"t" * 1_200_000}",1\n{rows}')
+    assert read_sample((str(tmp_path / "long.csv"),)).frame.columns == ["item", "tag", "label"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "needed"),
+    [
+        (lambda cart, pages: cart.astype(int), "1"),
+        (lambda cart, pages: cart, "true"),
+        (lambda cart, pages: np.where(cart, "basket", "list"), "basket"),
+        (lambda cart, pages: np.where(cart, np.where(pages > 60, "basket", "address"), "list"), "not list"),
+        (lambda cart, pages: np.where(cart, pages, 0), "not 0"),
+        (lambda cart, pages: [str(page) if click else "" for click, page in zip(cart, pages, strict=True)], "filled"),
+    ],
+)
+def test_an_earlier_stage_of_the_label_is_reported(stage: Any, needed: str, tmp_path: Path) -> None:
+    cart, pages = DRAWS.random(ROWS) < 0.45, DRAWS.integers(1, 100, ROWS)
+    purchase = (cart & (DRAWS.random(ROWS) < 0.6)).astype(int)
+    frame = pl.DataFrame({"item": ITEMS, "pages": pages, "stage": stage(cart, pages), "purchase": purchase})
+    frame.write_csv(tmp_path / "log.csv")
+    reasons = {each.name: each.reason for each in guesses(tmp_path / "log.csv", "purchase").columns}
+    assert f"purchase is 1 only where stage is {needed}: an earlier stage of the same visit?" in reasons["stage"]
+    assert "only where" not in reasons["item"] + reasons["pages"]

@@ -19,12 +19,15 @@ import polars as pl
 from stratarec.cli.init.guess import Guesses, HistoryChoice
 from stratarec.cli.init.sample import LogSample, growth
 from stratarec.cli.init.words import ITEMS, tokens
-from stratarec.errors import DatasetError, StrataError
+from stratarec.errors import DatasetError, Interrupted, StrataError
+from stratarec.io.scratch import ScratchDirectory
 
 # Minimum average number of positive rows per user, and per value.
 _USER_ROWS, _VALUE_ROWS = 3.0, 10.0
 # Maximum number of rows of a log for two short trainings, which then take half a minute on two cores.
 _MOST_ROWS = 200_000
+# Start of the names of directories in ``TMPDIR`` with the two trainings.
+_PREFIX = "stratarec-init-"
 # A short training has fewer ensemble members than a run, and ends at the first worse epoch. It uses the learning rates
 # of the run. With one epoch at a rate that falls to 0, a history helped in the short training, but not in the run.
 _SHORT = {
@@ -69,12 +72,14 @@ def validate_history(
 
     say(f"two short trainings show whether {choice.name} helps ...")
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            having = _losses(content, Path(folder) / "with")
+        with ScratchDirectory(Path(tempfile.gettempdir()), _PREFIX) as folder:
+            having = _losses(content, folder / "with")
             source = content["data"]["source"]
             sparse = [feature for feature in source["schema"]["sparse"] if feature["name"] != choice.name]
             bare = with_values(content, {"data.source.schema": {**source["schema"], "sparse": sparse}})
-            joined = having.join(_losses(bare, Path(folder) / "without"), on="row", suffix="_without")
+            joined = having.join(_losses(bare, folder / "without"), on="row", suffix="_without")
+    except Interrupted as error:
+        raise Interrupted("stopped; nothing was written; run the same command again", error.signal) from error
     except StrataError as error:
         return choice._replace(reason=f"{choice.reason}; not tested: {error}")
     # Gains are summed by user, because the losses of a user's samples are correlated.

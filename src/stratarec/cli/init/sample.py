@@ -261,7 +261,10 @@ def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes
     if mark != ("\t" if bare_name(file.path).endswith((".tsv", ".tab")) else ","):
         options["delimiter"] = mark
     names, skipped, header_lines = read_header(head, file.path, mark, '"')
-    second = read_header(head[skipped:], file.path, mark, '"')[0] if head[skipped:].strip() else []
+    second: list[str] = []
+    if head[skipped:].strip():
+        with suppress(DataError):  # a row may be longer than a header
+            second = read_header(head[skipped:], file.path, mark, '"')[0]
     last, lacking = names, dict[str, str]()
     if _is_header(names, second, file):
         lacking = _incomplete(files, partial(_header, mark=mark))

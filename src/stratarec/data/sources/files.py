@@ -129,7 +129,7 @@ def _matches(pattern: str) -> list[tuple[Any, str, dict[str, Any]]]:
         glob = any(mark in path for mark in "*?[") and not system.exists(path)
         matches: dict[str, dict[str, Any]] = {}
         for match in sorted(system.glob(path)) if glob else [path]:
-            info = system.info(match)
+            info = _info(system, match)
             matches |= _files_below(system, match) if info["type"] == "directory" else {match: info}
     if not matches:
         raise LogPathError(f"{pattern}: no file matches; name another path")
@@ -145,10 +145,22 @@ def _files_below(system: Any, folder: str) -> dict[str, dict[str, Any]]:
     behind symbolic links to directories."""
     files = {}
     for path, listed in sorted(system.find(folder, detail=True).items()):
-        info = system.info(path) if listed.get("islink") else listed
+        info = _info(system, path) if listed.get("islink") else listed
         if info["type"] != "directory" and not _HIDDEN.search(path[len(folder.rstrip("/")) :]):
             files[path] = info
     return files
+
+
+def _info(system: Any, path: str) -> dict[str, Any]:
+    """Return the properties of a file; `DataError` for a symbolic link without a target."""
+    try:
+        return system.info(path)  # type: ignore[no-any-return]
+    except FileNotFoundError as error:
+        if not isinstance(system, LocalFileSystem) or not os.path.islink(path):
+            raise
+        raise DataError(
+            f"{path}: a symbolic link to {os.readlink(path)}, which does not exist; remove the link or restore the file"
+        ) from error
 
 
 def _file_system(pattern: str) -> tuple[Any, str]:

@@ -388,7 +388,7 @@ def read_header(content: bytes, path: str, delimiter: str, quote: str) -> tuple[
     front = content[:_MAX_HEADER_BYTES]
     end = _first_record_end(front, quote.encode())
     if not end:
-        raise DataError(f"{path}, line 1: the header exceeds {_MAX_HEADER_BYTES:,} bytes; check the format")
+        raise DataError(f"{path}, line 1: the first record exceeds {_MAX_HEADER_BYTES:,} bytes; check the format")
     try:
         text = front[:end].decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
