@@ -7,6 +7,7 @@ NAME ?= embedding
 OUT ?= benchmarks/results/$(NAME).json
 # What `make test-versions` hands on, such as VERSIONS='--python python3.12 -- tests/kernels'.
 VERSIONS ?=
+RELEASE ?=
 
 # Packages are installed without byte code: each process would compile torch and all else again if none were kept.
 export PYTHONDONTWRITEBYTECODE :=
@@ -14,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Of kernels and of whom they are compiled for: another version of one is compiled before tests, too.
 KERNELS := tools/compile_kernels.py $(shell find src/stratarec/kernels -name '*.py')
 
-.PHONY: venv demo docs test test-rest test-all test-wheel test-versions lint bench clean
+.PHONY: venv demo docs test test-rest test-all test-wheel test-versions release-check lint bench clean
 
 venv: $(VENV)/.installed $(VENV)/.compiled
 
@@ -62,6 +63,10 @@ test-wheel: venv
 
 test-versions: venv
 	$(BIN)/python tools/test_versions.py $(VERSIONS)
+
+# What must hold before a release, such as RELEASE='--python python3.12 --python python3.13'.
+release-check: venv
+	$(BIN)/python tools/release_check.py $(RELEASE)
 
 $(VENV)/.peers: venv benchmarks/requirements-peers.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/requirements-peers.txt

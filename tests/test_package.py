@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -90,6 +91,16 @@ def test_the_map_of_the_code_names_existing_files() -> None:
     lines = text.splitlines()
     assert len(lines) <= 250
     assert max(map(len, lines)) <= 100
+
+
+def test_links_between_pages_lead_somewhere_and_files_have_one_version() -> None:
+    spec = importlib.util.spec_from_file_location("release_check", ROOT / "tools" / "release_check.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert [*tool.link_faults(), *tool.version_faults(tool.project()["version"])] == []
+    assert [*tool.version_faults("9.9.9")] != []
 
 
 def loaded_libraries(command: list[str], folder: Path) -> str:
