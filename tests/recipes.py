@@ -225,7 +225,7 @@ def sized(content: dict[str, Any], dataset: Dataset, earlier: Recipe | None = No
     values = choose_defaults(recipe, leaves(content), dataset, earlier)
     content = with_values(content, values)
     assert recipe.with_fields(values) == Recipe.from_dict(content)
-    return content, describe_defaults(values, dataset)
+    return content, " ".join(" ".join(describe_defaults(values, dataset)).split())
 
 
 def start(path: str | Path, *options: str) -> subprocess.Popen[bytes]:

@@ -17,8 +17,11 @@ _listener: SpanListener | None = None
 class Progress(Protocol):
     """Receiver of progress, for one task at a time."""
 
-    def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
-        """Begin a task of `total` units, of which an earlier run finished `done`."""
+    def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
+        """Begin a task of `total` units, of which an earlier run finished `done`.
+
+        If `at_most`, the task may end before all units are finished.
+        """
 
     def advance(self, amount: int, note: str = "") -> None:
         """Report that `amount` more units are finished."""
@@ -36,7 +39,7 @@ class Progress(Protocol):
 class SilentProgress:
     """Receiver that ignores all progress."""
 
-    def start(self, task: str, total: int, unit: str, done: int = 0) -> None: ...
+    def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None: ...
 
     def advance(self, amount: int, note: str = "") -> None: ...
 

@@ -11,6 +11,7 @@ import pytest
 
 from errors import missing
 from stratarec.progress import SilentProgress
+from stratarec.reporting import progress
 from stratarec.reporting.progress import JsonProgress, NotebookProgress, TaskSpeed, progress_of_notebook
 from stratarec.reporting.step_time import MeasuredStep
 
@@ -23,6 +24,22 @@ def test_the_remaining_time_follows_from_completed_units() -> None:
     for step in range(1, 11):
         pace.add(20.0 + 0.1 * step, 1 + step)
     assert pace.remaining(100) == pytest.approx(10.0)
+
+
+def test_the_time_of_a_run_that_may_stop_early_is_an_upper_limit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
+    for at_most in (False, True):
+        lines = progress.LineProgress()
+        lines.start("train", 100, "steps", at_most=at_most)
+        lines.advance(1)
+        time.sleep(0.01)
+        lines.advance(1)
+        text = capsys.readouterr().err
+        assert ("steps at most" in text) == at_most
+        assert ("ETA at most" in text) == at_most
+        assert "ETA" in text
 
 
 def test_json_lines_report_completed_and_remaining_work(

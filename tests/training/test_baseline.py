@@ -23,6 +23,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.splits import SplitConfig
 from stratarec.errors import DatasetError
+from stratarec.models.zoo.config import DCNv2Config, DLRMConfig, EnsembleConfig
 from stratarec.progress import SilentProgress
 from stratarec.training.baseline.baselines import (
     Baselines,
@@ -232,7 +233,7 @@ def test_weights_count_and_large_data_is_sampled(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("stratarec.training.baseline.fit_methods._BATCH", 256)
     result = fit_methods(dataset, SilentProgress(), threads=1, most_values=6_000)
     assert 0 < result.fitted < dataset.samples("train") / 2
-    comparison = compare_with_baselines(dataset, "test", None)
+    comparison = compare_with_baselines(dataset, "test", None, DLRMConfig())
     assert not missing(f"{result.fitted:,} {dataset.samples('train'):,}", comparison)
     # Other weights of the same samples give other metrics.
     assert result.methods[0].splits["test"].samples == dataset.samples("test")
@@ -266,7 +267,7 @@ def write_scores(dataset: Dataset, parts: list[ScoredSamples]) -> Baselines:
 
 def verdicts(dataset: Dataset, model: ScoredSamples) -> list[str]:
     """Return how the comparison rates the model by AUC and by log loss."""
-    return re.findall("better|worse|equal", compare_with_baselines(dataset, "test", model)[0])
+    return re.findall("better|worse|equal", compare_with_baselines(dataset, "test", model, DLRMConfig())[0])
 
 
 def test_models_are_compared_by_both_metrics_on_the_same_samples(dataset: Dataset) -> None:
@@ -279,8 +280,16 @@ def test_models_are_compared_by_both_metrics_on_the_same_samples(dataset: Datase
     assert verdicts(dataset, score_split(dataset, "test", 12.0, 0.9)) == ["better", "worse"]
     # Other noise of the same size is equally good within the chance of so few samples.
     assert verdicts(dataset, score_split(dataset, "test", 1.5, 1.0, seed=1)) == ["equal", "equal"]
-    (line, advice) = compare_with_baselines(dataset, "test", score_split(dataset, "test", 1.5, 1.6))
-    assert "stratarec tune" in advice
+    worse = score_split(dataset, "test", 1.5, 1.6)
+    (line, advice) = compare_with_baselines(dataset, "test", worse, DLRMConfig())
+    assert not missing("model.kind=ensemble dcnv2 finalmlp stratarec tune", advice)
+    # An ensemble has members of the other kinds, so a single network is no advice.
+    for number in (0, 9):
+        advice = compare_with_baselines(dataset, "test", worse, EnsembleConfig(trees=number))[-1]
+        assert ("model.trees" in advice) == (not number)
+        assert "stratarec tune" in advice
+        assert "model.kind" not in advice
+    assert "dcnv2" not in compare_with_baselines(dataset, "test", worse, DCNv2Config())[-1]
     value, half = (float(text) for text in re.findall(r"AUC ([+-]\d\.\d+) \+- (\d\.\d+)", line)[0])
     mine, theirs = (roc_auc_score(part.label, part.logit) for part in (score_split(dataset, "test", 1.5, 1.6), other))
     assert value == pytest.approx(mine - theirs, abs=1e-4)
@@ -307,7 +316,7 @@ def test_damaged_scores_of_baselines_are_refused(dataset: Dataset) -> None:
     path.write_bytes(content)
     with refuses(DatasetError, "baseline.npy"):
         read_scores(dataset, baselines)
-    (line,) = compare_with_baselines(dataset, "test", parts[1])
+    (line,) = compare_with_baselines(dataset, "test", parts[1], DLRMConfig())
     assert "baseline.npy" in line
     # A file with the right hash but another shape.
     baselines = write_scores(dataset, [parts[0], parts[0]])

@@ -72,7 +72,7 @@ def baseline(args: argparse.Namespace) -> None:
     if scored is not None:
         samples = Samples(scored.label, scored.logit, weight=scored.weight if len(scored.weight) else None)
         print_lines(f"{recipe.run}: {split} AUC {samples.auc:.4f}, log loss {samples.log_loss:.4f}")
-    print_findings("baselines", compare_with_baselines(dataset, split, scored))
+    print_findings("baselines", compare_with_baselines(dataset, split, scored, recipe.model))
     print_lines(*dataset.suspicions)
     print_lines(f"wrote {dataset.path / 'baseline.json'}; `train` and `evaluate` compare models with it")
 

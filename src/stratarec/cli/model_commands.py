@@ -160,7 +160,7 @@ def _evaluate_splits(
         results[split] = {**metrics, "rank_by": _ranks_as_json(ranked)}
         if not args.json:
             print_lines(*lines(split, metrics), *bins(split, metrics))
-            print_findings("baselines", compare_with_baselines(dataset, split, scored))
+            print_findings("baselines", compare_with_baselines(dataset, split, scored, trained.recipe.model))
             for name, one in ranked.items():
                 print_lines(*ranks(split, name, one))
     return results

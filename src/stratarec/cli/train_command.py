@@ -89,13 +89,11 @@ def train(args: argparse.Namespace) -> None:
 
 def _print_result(run: Path, result: dict[str, Any]) -> None:
     from stratarec.config.units import format_bytes
-    from stratarec.reporting.metric_texts import lines
+    from stratarec.reporting.metric_texts import lines, speed_text
 
     if "test" in result:
         print_lines(*lines("test", result["test"]))
-    for split, metrics in result.get("uncalibrated", {}).items():
-        print_lines(*lines(f"{split}, before calibration", metrics))
-    print_lines(f"speed            {result['samples_per_second']:,.0f} samples/s")
+    print_lines(f"speed            {speed_text(result['samples_per_second'])}")
     tables, network, activations = (format_bytes(result[f"{part}_bytes"]) for part in ("table", "network", "output"))
     print_lines(
         f"tables and state {tables}, network {network}, activations of the embedding layer {activations}",

@@ -59,7 +59,8 @@ def _costs(runs: Sequence[Content]) -> Iterator[list[str]]:
     yield ["steps", *(f"{run['steps']:,}" for run in runs)]
     yield ["checkpoint", *(f"{run['checkpoint']:,}" for run in runs)]
     yield ["seconds in steps", *(f"{run['seconds']:,.1f}" for run in runs)]
-    yield ["samples/s", *(f"{run['samples_per_second']:,.0f}" for run in runs)]
+    speeds = (run["samples_per_second"] for run in runs)
+    yield ["samples/s", *(f"{speed:,.0f}" if speed else "-" for speed in speeds)]
     for name, key in (
         ("tables with state", "table_bytes"),
         ("network", "network_bytes"),

@@ -23,6 +23,17 @@ def show(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def show_with_interval(figures: Figures, name: str, digits: int) -> str:
+    """Return a metric as text, with half the width of its 95 % interval if that is known."""
+    error = figures.get(METRICS[name].error)
+    return f"{show(figures.get(name), digits)}{'' if error is None else f' +- {Z95 * error:.{digits}f}'}"
+
+
+def speed_text(samples_per_second: float) -> str:
+    """Return the speed of a run as text. The first steps of a run, which compile kernels, are not timed."""
+    return f"{samples_per_second:,.0f} samples/s" if samples_per_second else "not measured: too few steps"
+
+
 def shown(evaluations: Iterable[Figures]) -> tuple[str, ...]:
     """Return the names of all metrics that have a display name, except user metrics that no evaluation contains."""
     defined = {name for figures in evaluations for name, value in figures.items() if value is not None}
@@ -64,10 +75,7 @@ def bins(split: str, figures: Mapping[str, Any]) -> Sequence[str]:
 
 def _lines(split: str, figures: Figures) -> Sequence[str]:
     output = [f"{split}: {figures['samples']:,} samples, {figures['positives']:,} positive; +- is {INTERVAL}"]
-    for name in shown([figures]):
-        error = figures.get(METRICS[name].error)
-        half = "" if error is None else f" +- {Z95 * error:.6f}"
-        output.append(f"  {METRICS[name].label:20} {show(figures.get(name), 6)}{half}")
+    output += [f"  {METRICS[name].label:20} {show_with_interval(figures, name, 6)}" for name in shown([figures])]
     if figures["auc"] is None:
         output.append("  (a single class: metrics that compare both classes are not defined)")
     return output

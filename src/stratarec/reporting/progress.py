@@ -42,7 +42,7 @@ class TerminalProgress:
         self._bar: Bar | None = None
         self._task = TaskID(0)
 
-    def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
+    def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
         self.finish()
         self._bar = Bar(
             TextColumn("{task.description:14}", markup=False),
@@ -51,7 +51,7 @@ class TerminalProgress:
             TextColumn(unit),
             TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
-            TextColumn("ETA"),
+            TextColumn(_eta_head(at_most)),
             TimeRemainingColumn(),
             console=self._console,
             speed_estimate_period=_PACE_SECONDS,
@@ -100,8 +100,8 @@ class _StderrProgress:
     def __init__(self) -> None:
         self._has_reader = True
 
-    def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
-        self._total, self._done, self._speed = total, done, TaskSpeed()
+    def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
+        self._total, self._done, self._speed, self._at_most = total, done, TaskSpeed(), at_most
         self._began = self._shown = time.monotonic()
 
     def _is_due(self, amount: int, seconds: float) -> bool:
@@ -130,15 +130,15 @@ class _StderrProgress:
 class LineProgress(_StderrProgress):
     """Print a line of progress every ten seconds, for log files."""
 
-    def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
-        super().start(task, total, unit, done)
+    def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
+        super().start(task, total, unit, done, at_most=at_most)
         self._name = task
-        self.say(f"{task}: {total:,} {unit}")
+        self.say(f"{task}: {total:,} {unit}{' at most' * at_most}")
 
     def advance(self, amount: int, note: str = "") -> None:
         if self._is_due(amount, _LINE_SECONDS):
             share = 100 * self._done / max(self._total, 1)
-            parts = filter(None, (note, eta_text(self._remaining)))
+            parts = filter(None, (note, eta_text(self._remaining, at_most=self._at_most)))
             self.say("  ".join([f"{self._name}: {share:.0f} %", *parts]))
 
     def finish(self) -> None: ...
@@ -149,9 +149,13 @@ class LineProgress(_StderrProgress):
         self._print(visible(message))
 
 
-def eta_text(seconds: float | None) -> str:
-    """Return the remaining seconds as text; empty while they are unknown."""
-    return "" if seconds is None else f"ETA {format_seconds(seconds)}"
+def eta_text(seconds: float | None, *, at_most: bool = False) -> str:
+    """Return the remaining seconds as text, as an upper limit if `at_most`; empty while they are unknown."""
+    return "" if seconds is None else f"{_eta_head(at_most)} {format_seconds(seconds)}"
+
+
+def _eta_head(at_most: bool) -> str:
+    return "ETA at most" if at_most else "ETA"
 
 
 _JSON_SECONDS = 1.0
@@ -169,10 +173,10 @@ class JsonProgress(_StderrProgress):
         super().__init__()
         self._task: dict[str, object] = {}
 
-    def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
+    def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
         self.finish()
         self._task = {"task": task, "unit": unit, "total": total}
-        super().start(task, total, unit, done)
+        super().start(task, total, unit, done, at_most=at_most)
         self._write("start", **self._task, done=done)
 
     def advance(self, amount: int, note: str = "") -> None:
@@ -231,15 +235,15 @@ class NotebookProgress:
         self._points: dict[str, list[tuple[int, float]]] = {}
         self._drawn = 0.0
 
-    def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
+    def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
         self._task, self._unit, self._total, self._done = task, unit, total, done
-        self._speed, self._note, self._eta = TaskSpeed(), "", ""
+        self._speed, self._note, self._eta, self._at_most = TaskSpeed(), "", "", at_most
         self._draw(now=True)
 
     def advance(self, amount: int, note: str = "") -> None:
         self._done += amount
         self._speed.add(time.monotonic(), self._done)
-        self._note, self._eta = note, eta_text(self._speed.remaining(self._total - self._done))
+        self._note, self._eta = note, eta_text(self._speed.remaining(self._total - self._done), at_most=self._at_most)
         self._draw()
 
     def finish(self) -> None:

@@ -114,7 +114,7 @@ def _cards(test: Mapping[str, Any] | None, result: Mapping[str, Any]) -> list[tu
         cards += [(f"{name} {METRICS[key].label}", show(figures[key], 5)) for key in HEADLINES]
     return [
         *cards,
-        ("samples/s", f"{result['samples_per_second']:,.0f}"),
+        ("samples/s", f"{result['samples_per_second']:,.0f}" if result["samples_per_second"] else "-"),
         (f"{_memories(result)} for tables and optimizer state", format_bytes(result["table_bytes"])),
         ("activations of the embedding layer", format_bytes(result["output_bytes"])),
         ("network", format_bytes(result["network_bytes"])),

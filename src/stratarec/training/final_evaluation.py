@@ -29,7 +29,7 @@ from stratarec.planning.bytes import MEMORIES, Memory
 from stratarec.planning.plan import Plan, compare_totals
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
-from stratarec.reporting.metric_texts import show
+from stratarec.reporting.metric_texts import show, speed_text
 from stratarec.training.baseline.baselines import compare_with_baselines
 from stratarec.training.evaluate import ScoredSamples, corrected_by, fit, measured, score_split
 from stratarec.training.explain.explain import for_report
@@ -53,7 +53,7 @@ class TrainResult(dict[str, Any]):
         ]
         rows += [
             ("samples", f"{metrics['samples']:,} of the {split} split") if metrics else ("test", "no split to test on"),
-            ("speed", f"{self['samples_per_second']:,.0f} samples/s over {self['steps']:,} steps"),
+            ("speed", f"{speed_text(self['samples_per_second'])} over {self['steps']:,} steps"),
             ("tables and state", format_bytes(self["table_bytes"])),
             ("peak memory", format_bytes(self["peak_rss_bytes"])),
             ("model", self["checkpoint"]),
@@ -110,7 +110,7 @@ class FinalEvaluation:
         outcome, maps, scored = self._outcome(path)
         result |= outcome
         split = "test" if "test" in scored else "valid"
-        result["baselines"] = compare_with_baselines(self.dataset, split, scored.get(split))
+        result["baselines"] = compare_with_baselines(self.dataset, split, scored.get(split), self.recipe.model)
         importance = self._importance(maps) if self.recipe.train.report else ""
         result["peak_rss_bytes"] = peak_rss_bytes()
         if self.sharing:

@@ -35,7 +35,7 @@ from stratarec.models.request import Request
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.reporting.curve_writers import CurveWriters
-from stratarec.reporting.metric_texts import by_label, show
+from stratarec.reporting.metric_texts import by_label, show_with_interval
 from stratarec.training.checkpoint import CheckpointManager
 from stratarec.training.evaluate import ScoredSamples, measured, score_split
 from stratarec.training.steps.members import BestMembers
@@ -118,7 +118,8 @@ class Loop:
             self._evaluate()
             if self._decide().stop:
                 self._stop()
-        self._progress.start("train", total_steps, "steps", state.step)
+        at_most = bool(self._validation.config.early_stopping.patience)
+        self._progress.start("train", total_steps, "steps", state.step, at_most=at_most)
         message = "the first step takes long: kernels are compiled for this machine, once"
         self._compiling = Timer(_LONG_SECONDS, self._progress.say, (message,))
         self._compiling.start()
@@ -392,7 +393,8 @@ class Curves:
 
     def add_step(self, state: TrainingState) -> None:
         """Show the progress of a trained step, and add a point to the curves at every multiple of `every` steps."""
-        self.progress.advance(1, f"loss {state.smoothed_loss:.4f}  {state.speed:,.0f} samples/s")
+        speed = f"  {state.speed:,.0f} samples/s" if state.speed else ""  # the first steps are not timed
+        self.progress.advance(1, f"loss {state.smoothed_loss:.4f}{speed}")
         if state.step % self.every:
             return
         state.losses.append((state.step, state.smoothed_loss))
@@ -459,7 +461,7 @@ class Validation:
         state.record(entry, stopping)
         names = dict.fromkeys((*HEADLINES, *((stopping.metric,) if stopping.patience else ())))
         for label, of_label in by_label("validation", values):
-            shown = (f"{METRICS[name].label} {show(of_label[name], 5)}" for name in names)
+            shown = (f"{METRICS[name].label} {show_with_interval(of_label, name, 5)}" for name in names)
             self.progress.say(f"step {state.step}: {label} {', '.join(shown)}")
         curves.add_evaluation(entry)
         state.finished = patience_exhausted(state.evaluations, stopping)

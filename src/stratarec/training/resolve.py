@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -301,10 +302,16 @@ def choose_defaults(
     return {field: value for field, value in values.items() if field not in named}
 
 
-def describe_defaults(values: Mapping[str, Any], dataset: Dataset) -> str:
-    """Return a line with the values that `choose_defaults` chose; empty if it chose none."""
-    text = " ".join(f"{field}={json.dumps(value)}" for field, value in values.items())
-    return text and f"defaults for {dataset.samples('train'):,} training samples: {text}"
+# Width of a line of defaults, without its indentation.
+_LINE_WIDTH = 76
+
+
+def describe_defaults(values: Mapping[str, Any], dataset: Dataset) -> list[str]:
+    """Return lines with the values that `choose_defaults` chose; none if it chose none."""
+    text = " ".join(f"{field}={json.dumps(value, separators=(',', ':'))}" for field, value in values.items())
+    head = f"defaults for {dataset.samples('train'):,} training samples:"
+    lines = textwrap.wrap(text, _LINE_WIDTH, break_long_words=False, break_on_hyphens=False)
+    return [head, *(f"  {line}" for line in lines)] if lines else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,7 +360,7 @@ def resolve(
     check_average(recipe.train, mesh)
     if mesh.ranks > 1 and isinstance(recipe.model, EnsembleConfig) and recipe.model.trees:
         raise ConfigError(f"model.trees is {recipe.model.trees}, and {mesh.ranks} ranks train the model: set it to 0")
-    lines = (describe_defaults(values, dataset), not_compared, exchange_remark(recipe, mesh))
+    lines = (*describe_defaults(values, dataset), not_compared, exchange_remark(recipe, mesh))
     return ResolvedRun(recipe=recipe, mesh=mesh, remarks=tuple(filter(None, lines)))
 
 

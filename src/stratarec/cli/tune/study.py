@@ -272,8 +272,8 @@ def tune(
     _check_validation(dataset)
     defaults = choose_defaults(recipe, leaves(content), dataset)
     content = with_values(content, defaults)
-    if defaults:
-        progress.say(describe_defaults(defaults, dataset))
+    for line in describe_defaults(defaults, dataset):
+        progress.say(line)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = Study(content, space, dataset, named_directory(folder))
     with study.opened():

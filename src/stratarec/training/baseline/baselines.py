@@ -20,20 +20,15 @@ from stratarec.data.dataset.manifest import BASELINE, BASELINE_SCORES
 from stratarec.errors import DatasetError, StrataError
 from stratarec.io.atomic import file_hash, write_atomic
 from stratarec.io.sealed import Count, Hash, Model, read_sealed, regular_file_below, write_sealed
+from stratarec.models import ModelConfig
 from stratarec.models.metrics import Z95, Samples, mean_and_error
+from stratarec.models.zoo.config import EnsembleConfig
 from stratarec.training.evaluate import ScoredSamples
 
 FORMAT: Literal[1] = 1
 _ADVICE = "run `stratarec baseline` again, or remove it"
 # Smaller differences of AUC, and smaller relative differences of log loss, are ignored.
 _MIN_GAIN = 5e-4
-_TRY = {
-    "logistic regression": (
-        "model.kind=lr or deepfm: the log may contain little more than the positive rate of each value",
-        "more model.dropout, and more weight decay of network and rows",
-    ),
-    "LightGBM": ("model.kind=dcnv2 or finalmlp", "more train.epochs, with train.early_stopping"),
-}
 _Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 
 
@@ -123,9 +118,10 @@ def read_scores(dataset: Dataset, baselines: Baselines) -> dict[str, NDArray[np.
     return {"valid": scores[:, :valid], "test": scores[:, valid:]}
 
 
-def compare_with_baselines(dataset: Dataset, split: str, scored: ScoredSamples | None) -> list[str]:
+def compare_with_baselines(dataset: Dataset, split: str, scored: ScoredSamples | None, model: ModelConfig) -> list[str]:
     """Return sentences that compare a model's scores on a split with each method, and that say what to try.
 
+    The advice is for a model of the configuration `model`. Whether more epochs help, the verdict on a run says.
     The list is empty if the methods have no metrics for the split. If a file is damaged, the list contains the error
     message, and no error is raised.
     """
@@ -152,9 +148,26 @@ def compare_with_baselines(dataset: Dataset, split: str, scored: ScoredSamples |
         total = dataset.samples("train")
         sentences.append(f"they were fitted to a random sample of {baselines.fitted:,} of {total:,} training samples")
     if better:
-        advice = (*_TRY.get(better[-1], ()), "stratarec tune, which uses validation only")
+        advice = (*_advice(better[-1], model), "stratarec tune, which uses validation only")
         sentences.append(f"better than this model: {' and '.join(better)}. Try {'; or '.join(advice)}")
     return sentences
+
+
+def _advice(better: str, model: ModelConfig) -> list[str]:
+    """Return what to change in a model, if the method `better` is better than it.
+
+    An ensemble has the networks of other kinds as members, so it is never replaced by a single network.
+    """
+    is_ensemble = isinstance(model, EnsembleConfig)
+    if better == "LightGBM" and isinstance(model, EnsembleConfig):
+        return [] if model.trees else ["model.trees=600, boosted trees as further members"]
+    kinds = () if is_ensemble else ("lr", "deepfm") if better != "LightGBM" else ("dcnv2", "finalmlp")
+    others = " or ".join(kind for kind in kinds if kind != model.kind)
+    if better == "LightGBM":
+        return ["model.kind=ensemble, which boosted trees can join (model.trees)", f"model.kind={others}"]
+    less = ["more model.dropout, and more weight decay of network and rows"] if model.kind != "lr" else []
+    few = f"model.kind={others}: the log may contain little more than the positive rate of each value"
+    return [few, *less] if others else less
 
 
 class _Difference(NamedTuple):
