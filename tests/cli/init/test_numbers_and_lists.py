@@ -55,6 +55,7 @@ WRITTEN: dict[str, tuple[str, Callable[[float], str], float]] = {
     "dollars before the number": (".", lambda value: f"-${value:,.2f}", -1),
     "brackets": (".", lambda value: f"({value:,.2f})", -1),
     "Swiss francs": (".", lambda value: f"CHF {value:,.2f}".replace(",", "’"), 1),
+    "brackets after the sign": (".", lambda value: f"$ ({value:,.2f})", -1),
     "percent": (",", lambda value: f"{value:.2f} %".replace(".", ","), 1),
     "no-break spaces": (",", lambda value: german(value).replace(".", "\u00a0"), 1),
     "thin spaces": (",", lambda value: german(value).replace(".", "\u202f"), 1),
@@ -95,6 +96,31 @@ def test_ids_and_lists_that_look_like_numbers_stay_what_they_are(tmp_path: Path)
     assert drafted(tmp_path, versions).role == "sparse"
     ids = drafted(tmp_path, [f"{value:,}" for value in DRAWS.integers(1, 9000, ROWS)], name="product_id")
     assert (ids.role, ids.separator) == ("sparse", "")
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        ([f"{value:.1f} km" for value in AMOUNTS], "numbers with units ('km'), such as"),
+        ([f"{value:.1f}{'KM'[row % 2]}" for row, value in enumerate(AMOUNTS)], "numbers with units ('K', 'M'), such"),
+        ([f"{value:.0f}k" if value > 50 else "50" for value in AMOUNTS], "numbers with units ('k'), such as"),
+        (["k.A." if row % 8 == 0 else german(value) for row, value in enumerate(AMOUNTS)], "numbers, but 'k.A.' in 25"),
+    ],
+)  # fmt: skip
+def test_numbers_with_units_and_words_are_left_out_with_advice(texts: list[str], reason: str, tmp_path: Path) -> None:
+    result = drafted(tmp_path, texts)
+    assert (result.role, result.reason[: len(reason)]) == ("ignored", reason)
+
+
+def test_telephone_numbers_are_text_and_float_ids_are_users(tmp_path: Path) -> None:
+    phones = [f"+4179{value:07}" for value in DRAWS.integers(0, 500, ROWS)]
+    assert drafted(tmp_path, phones, name="msisdn").role == "sparse"
+    assert drafted(tmp_path, [f"{value}.0" for value in DRAWS.integers(0, 500, ROWS)], name="userId").role == "user"
+
+
+def test_parameters_of_a_query_are_a_list(tmp_path: Path) -> None:
+    result = drafted(tmp_path, [f"size={row % 7}&color={row % 5}&page={row % 9}" for row in range(ROWS)])
+    assert (result.role, result.separator) == ("list", "&")
 
 
 def test_amounts_in_several_currencies_are_left_out(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from stratarec.cli.init.numbers import (
     is_ordered,
     is_spread,
     is_whole,
+    number_fault,
     predicts_by_value,
     written_numbers,
 )
@@ -185,6 +186,9 @@ def _text_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
     odd = column.filter(~fits)
     if odd.str.contains(LIKE_A_LIST).mean() > 0.5 or fits.mean() > 0.5:  # type: ignore[operator]
         return _ignored(column, f'lists written as {odd[0][:_SHOWN]!r}; write them as [1, 2] or ["a", "b"] to use them')
+    fault = "" if is_code(column.name) else number_fault(column)
+    if fault:
+        return _ignored(column, fault)
     # Ids may be written with separators of thousands.
     are_numbers = written_numbers(column, delimiter=sample.options.get("delimiter", ",")) is not None
     separator = "" if are_numbers else find_separator(column, distinct)

@@ -10,6 +10,7 @@ import polars as pl
 
 from stratarec.cli.init.features import FEW, Guess, Role, as_ids, as_sequence, guess_feature, is_name
 from stratarec.cli.init.label import class_weights, find_label, find_weight, positives
+from stratarec.cli.init.numbers import is_whole
 from stratarec.cli.init.sample import LogSample
 from stratarec.cli.init.times import Times, as_times
 from stratarec.cli.init.words import BIRTHS, SESSIONS, TIMES, USERS, is_code, names_a, tokens
@@ -153,7 +154,9 @@ def _find_key(frame: pl.DataFrame, names: Sequence[str], words: Sequence[str], r
     for word in words:
         for name in (name for name in names if names_a(name, word)):
             column = frame[name]
-            is_plain = column.dtype.is_integer() or column.dtype == pl.String
+            is_plain = (
+                column.dtype.is_integer() or column.dtype == pl.String or (column.dtype.is_float() and is_whole(column))
+            )
             if is_plain and not column.null_count() and FEW < column.n_unique() < len(column):
                 rows = len(column) / column.n_unique()
                 return Guess(name=name, role=role, reason=f"its name; {rows:.1f} rows each in the sample")

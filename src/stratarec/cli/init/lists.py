@@ -6,7 +6,7 @@ import polars as pl
 
 from stratarec.data.columns.text_values import lists_from_text
 
-_SEPARATORS = ("\x1d", "\x1e", "\x1f", "\x01", "\x02", "\x03", "|", ";", "\t", "^", "~", ",", " ")
+_SEPARATORS = ("\x1d", "\x1e", "\x1f", "\x01", "\x02", "\x03", "|", ";", "\t", "^", "~", "&", ",", " ")
 # Brackets around several values, or around one value in quotes.
 LIKE_A_LIST = r"""(?s)^\s*[\[({].*[,"':].*[\])}]\s*$"""
 _LIKE_AN_OBJECT = r"""(?s)^\s*\{\s*['"].*:.*\}\s*$"""
@@ -75,8 +75,8 @@ def find_separator(column: pl.Series, distinct: int) -> str:
     """Return the character that separates the parts of the values; empty if there is none.
 
     Parts must repeat more often than values, or be whole numbers, and values must differ in their number of parts. A
-    control character is always a separator. Paths of categories are not split at commas and blanks, and words between
-    which signs stand are not split at blanks.
+    control character is always a separator, and & only separates pairs such as k=1&j=2. Paths of categories are not
+    split at commas and blanks, and words between which signs stand are not split at blanks.
     """
     text = column.drop_nulls()
     is_path = text.str.contains(_PATH).mean() >= 0.2  # type: ignore[operator]
@@ -91,6 +91,8 @@ def find_separator(column: pl.Series, distinct: int) -> str:
         if (is_path and mark in (",", " ")) or (has_signs and mark == " "):
             continue
         is_uneven = lists.list.len().n_unique() > 1
+        if mark == "&" and not parts.str.contains("=", literal=True).all():
+            continue
         if is_control or parts.n_unique() < distinct or (is_uneven and parts.str.contains(r"^\d+$").all()):
             return mark
     return ""

@@ -31,6 +31,9 @@ _DECIMAL, _CENTS = r"^([+-]?0|[+-]\d+),\d+$", r"^\d+,\d\d$"
 _CURRENCY = r"(\p{Sc}|[A-Z]{3})"
 # Minimum number of distinct values with a point that separates thousands.
 _LEAST_GROUPED = 20
+# A number and its unit, and abbreviations of powers of ten and of bytes.
+_WITH_UNIT = r"^([+-]?\d[\d.,]*\s*)([A-Za-zµ°][A-Za-z²³/]{0,5}\+?)?$"
+_SCALES = {"K", "k", "M", "m", "B", "b", "T", "G", "kB", "KB", "MB", "GB", "TB"}
 _PADDED = r"^[+-]?0\d"
 _BINS = 32
 # Smoothing: each value's positive rate includes this many made-up rows with the rate of its neighbours.
@@ -57,13 +60,16 @@ def typed(text: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
     words = tuple(sorted(odd.head(_MOST_SPELLINGS + 1).to_list()))
     if len(words) <= _MOST_SPELLINGS and all(word.strip().lower() in MISSING_WORDS for word in words):
         numbers = bare.set(text.is_in(words).fill_null(False), None) if words else bare
-        if numbers.null_count() == len(numbers) or numbers.str.contains(_PADDED).any():
+        # Telephone numbers begin with a plus in every row.
+        is_id = numbers.str.contains(_PADDED).any() or numbers.str.starts_with("+").all()
+        if numbers.null_count() == len(numbers) or is_id:
             return text, ()
         integers = numbers.cast(pl.Int64, strict=False)
         if integers.null_count() == numbers.null_count():
             return integers, words
         present = numbers.drop_nulls()
-        if present.str.contains(_WHOLE).all() or groups_with_points(present) or _are_cut_digests(present):
+        is_id = present.str.contains(_WHOLE).all() or _are_cut_digests(present)
+        if is_id or groups_with_points(present):
             return text, ()
         return numbers.cast(pl.Float64), words
     lower = bare.str.to_lowercase()
@@ -125,6 +131,31 @@ def written_numbers(text: pl.Series, *, delimiter: str) -> WrittenNumbers | None
     odd = written.filter(written.str.contains(r"[^\d.]"))
     example = max(odd.to_list() or written.to_list(), key=len)
     return WrittenNumbers(decimal=decimal, example=example, units=tuple(units), missing=words)
+
+
+def number_fault(text: pl.Series) -> str:
+    """Return what to write in the log if most values of a text column are numbers, but not all; empty if they are not.
+
+    The other values have units, such as 1.2K and 3 km, or are words.
+    """
+    distinct = text.drop_nulls().str.strip_chars().unique().sort()
+    parts = distinct.str.extract_groups(_WITH_UNIT).struct.unnest()
+    units = parts["2"].drop_nulls().unique().sort()
+    is_measured = bool(parts["1"].str.contains(r"[.,]\d|\s$").any()) or set(units) <= _SCALES
+    if not parts["1"].null_count() and 0 < len(units) <= len(_SCALES) and is_measured and len(distinct) > _MANY:
+        shown = ", ".join(map(repr, units.head(_MOST_SPELLINGS)))
+        example = distinct.filter(parts["2"].is_not_null())[0]
+        return f"numbers with units ({shown}), such as {example!r}; write plain numbers in one unit to use them"
+    marks: tuple[Decimal, ...] = (".", ",")
+    is_number = {mark: numbers_from_text(distinct, mark).is_not_null() for mark in marks}
+    fits = max(is_number.values(), key=lambda flags: int(flags.sum()))
+    words = distinct.filter(~fits)
+    if fits.sum() <= _MANY or len(words) > _MOST_SPELLINGS or words.str.contains(r"\d").any():
+        return ""
+    if not distinct.filter(fits).str.contains(r"[.,]\d").any():
+        return ""
+    shown, rows = ", ".join(map(repr, words)), int(text.str.strip_chars().is_in(words.implode()).sum())
+    return f"numbers, but {shown} in {rows:,} rows; leave these empty in the log to use the numbers"
 
 
 def _decimal(written: pl.Series, fitting: Sequence[Decimal], delimiter: str, *, named: bool) -> Decimal:

@@ -208,7 +208,7 @@ def numbers_from_text(text: pl.Series, decimal: Decimal) -> pl.Series:
     unit, minus = rf"(?:{_UNIT}\s*)?", r"[+\-−]?\s*"
     signed = rf"{minus}{unit}{minus}{number}\s*(?:{_UNIT})?\s*[-−]?"
     bare = text.str.strip_chars()
-    fits = bare.str.contains(rf"^(?:{signed}|\({unit}{number}\s*(?:{_UNIT})?\))$").fill_null(False)
+    fits = bare.str.contains(rf"^(?:{signed}|{unit}\({unit}{number}\s*(?:{_UNIT})?\))$").fill_null(False)
     # A point that is part of a unit, as in "kr.", is no decimal mark.
     digits = (
         bare.set(~fits, None).str.replace_all(rf"\p{{L}}+\.?|[^\d{mark}]", "").str.replace(decimal, ".", literal=True)
