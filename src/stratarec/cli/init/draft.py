@@ -225,7 +225,7 @@ def _feature(column: Guess) -> str:
         parts.append(f"decimal: {_yaml(column.decimal)}")
     if column.separator:
         parts.append(f"separator: {_yaml(column.separator)}")
-    if column.integer:
+    if column.integer and column.role != "dense":
         parts.append("type: integer")
     return ", ".join(parts)
 

@@ -325,7 +325,7 @@ def _is_header(names: list[str], second: list[str], file: InputFile) -> bool:
     `names` are the fields of the first record. A number among them is allowed if other fields are words where the
     `second` record has numbers. If a name is empty or repeated, the second record must have a number.
     """
-    if not any(names) or any(name.lower() == "\\n" or not name.replace("\t", "").isprintable() for name in names):
+    if not any(names) or any(name == "\\N" or "\x02" in name for name in names):
         return False
     if any(map(_is_number, names)):
         pairs = list(zip(names, second, strict=False))
