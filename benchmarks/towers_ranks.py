@@ -158,7 +158,7 @@ class Bench:
                     self.mesh.files.agree(None)
                     now = self._now()
                     means = now if number == _WARM else {name: (now[name] - means[name]) / steps for name in now}
-                loss, _ = self.stages.train(self.step, *item, prepared)
+                loss = self.stages.train(self.step, *item, prepared).loss
                 self.step += 1
         return {**means, "loss": loss}
 

@@ -170,8 +170,8 @@ def damaged(patch: Mapping[str, Any]) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-_WAIT, _MEAN = lazy_device.Stream.wait_event, Objective.mean
-_LOSS = "stratarec.training.steps.loss.Objective.mean"
+_WAIT, _MEAN = lazy_device.Stream.wait_event, Objective.of_targets
+_LOSS = "stratarec.training.steps.loss.Objective.of_targets"
 FAULTS: dict[str, dict[str, Any]] = {
     "the network does not wait for what goes up": {
         "lazy_device.Stream.wait_event": lambda stream, event: stream.is_main or _WAIT(stream, event)

@@ -46,10 +46,11 @@ def test_slots_of_a_gpu_match_those_of_the_cpu() -> None:
 def test_measurements_run_at_small_sizes_and_become_results(tmp_path: Path) -> None:
     out = tmp_path / "bench.jsonl"
     run(sys.executable, str(TOOLS / "kernels.py"), str(out), "tiles")
-    for benchmark in ("train", "cached", "hot", "dedup"):
+    run(sys.executable, str(TOOLS / "costs.py"), str(out))
+    for benchmark in ("train", "graph", "cached", "hot", "dedup"):
         run(sys.executable, str(TOOLS / "steps.py"), str(out), benchmark, SECONDS_LEFT="900")
     kinds = {json.loads(line)["cell"] for line in out.read_text().splitlines()}
-    assert kinds == {"copy", "kernels", "tiles", "records", "steps"}
+    assert kinds == {"copy", "kernels", "tiles", "records", "costs", "steps"}
     (tmp_path / "env.log").write_text("Model name:  a processor\nCPU(s):  16\n")
     run(sys.executable, str(TOOLS / "collect.py"), str(tmp_path), str(tmp_path))
     results = {file.stem: json.loads(file.read_text()) for file in tmp_path.glob("gpu_*.json")}

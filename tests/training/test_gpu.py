@@ -24,13 +24,13 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import Interrupted, TrainingError
 from stratarec.io.tensors import read_tensors
 from stratarec.kernels.runtime.accelerator import device_errors, open_device, transfers_of
-from stratarec.models.device_graph import NetworkGraph
 from stratarec.planning.machine import card_rates
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.build import new_plan
 from stratarec.training.evaluate import score_split
 from stratarec.training.run.open_run import open_run
+from stratarec.training.steps import graph_step
 from stratarec.training.torch_setup import record
 from stratarec.training.trainer import Trainer
 
@@ -77,12 +77,15 @@ def test_losses_match_the_cpu_and_a_second_run(name: str, rows: str, gpu: str) -
     assert sum(abs(left - right) for left, right in zip(expected, one, strict=True)) / len(one) < 5e-3
 
 
+@pytest.mark.parametrize("rows", ["DRAM", "GPU memory"])
 @pytest.mark.parametrize("name", device_jobs.CASES)
-def test_a_graph_matches_single_kernels_bit_for_bit(name: str, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = device_jobs.CASES[name]
-    result = device_jobs.losses(case, gpu, 20)
-    monkeypatch.setattr(NetworkGraph, "applies", lambda *given: False)
-    assert result == device_jobs.losses(case, gpu, 20)
+def test_a_graph_matches_single_kernels_bit_for_bit(
+    name: str, rows: str, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, place = device_jobs.CASES[name], gpu if rows == "GPU memory" else "cpu"
+    result = device_jobs.losses(case, gpu, 20, place)
+    monkeypatch.setattr(graph_step, "can_be_captured", lambda network: False)
+    assert result == device_jobs.losses(case, gpu, 20, place)
 
 
 @pytest.mark.parametrize("name", device_jobs.CASES)

@@ -1,6 +1,6 @@
 """Time training steps with rows in host memory, in GPU memory, and in both, in alternation.
 
-``python tools/gpu/steps.py OUT.jsonl train|cached|hot|dedup`` writes one line of JSON per comparison. Ids follow
+``python tools/gpu/steps.py OUT.jsonl train|graph|cached|hot|dedup`` writes one line of JSON per comparison. Ids follow
 `SyntheticConfig`: 6.8 % of a table's rows get 76 % of its lookups; Criteo's tables have 33.8 million rows. Without a
 GPU, sizes are tiny.
 """
@@ -47,8 +47,9 @@ SCHEMA = Schema(
 )
 LARGEST = max(ROWS, key=ROWS.__getitem__)
 OPTIMIZER = RowOptimizerConfig(learning_rate=0.02)
-# A stretch of steps: the first steps are not timed, nor the last ones, during which no batch is prepared ahead.
-LEAD, TIMED, ROUNDS, WARM_UP = (1, 1, 1, 2) if SMALL else (2, 6, 4, 10)
+# A stretch of steps: the first steps are not timed, nor the last ones, during which no batch is prepared ahead. Short
+# stretches would measure how a pause before them ends.
+LEAD, TIMED, ROUNDS, WARM_UP = (1, 1, 1, 2) if SMALL else (30, 100, 2, 10)
 # Share of samples that use only hot rows, if these have 12.4 % of the bytes: metric `hot_inputs_globo_12.4` of the
 # benchmark `hot_published` on a real log.
 HOT_BYTES, HOT_INPUTS = 0.124, 0.758
@@ -177,10 +178,15 @@ class Side:
         items = [(batch, self.model.request(batch)) for batch in data]
         losses, ends = [], []
         with Prefetcher(self.engine, iter(items), lambda item, stop: item[1].features, depth=depth) as ahead:
+            queued = None
             for (batch, request), prepared in ahead:
-                losses.append(self.stages.train(self.step, batch, request, prepared).loss)
+                # As in training: the loss of a step is read after the next step is queued.
+                result = self.stages.train(self.step, batch, request, prepared)
+                losses += [] if queued is None else [queued.loss]
+                queued = result
                 ends.append(time.perf_counter())
                 self.step += 1
+            losses += [] if queued is None else [queued.loss]
         if GPU:
             torch.cuda.synchronize()
         return losses, ends
@@ -241,7 +247,8 @@ def compare(benchmark: str, case: str, entries: Mapping[str, Entry], depth: int 
 
 def data_for(size: int, depth: int, seed: int, **hot: Any) -> tuple[list[Batch], list[Batch]]:
     """Draw batches for the gate and for the timed steps."""
-    drawn = batches(size, WARM_UP + ROUNDS * (LEAD + TIMED + depth), seed, **hot)
+    # Later rounds repeat the batches of the first one.
+    drawn = batches(size, WARM_UP + LEAD + TIMED + depth, seed, **hot)
     return drawn[:WARM_UP], drawn[WARM_UP:]
 
 
@@ -256,6 +263,18 @@ def train() -> None:
         }
         data = data_for(size, 1, size)
         compare("gpu_train", f"d{width}_b{size}", {name: Entry(side, *data) for name, side in sides.items()})
+        close(sides)
+
+
+def graph() -> None:
+    """Compare steps as one CUDA graph with the same operations, queued one by one; rows are in GPU memory."""
+    for width, size in ((16, 8),) if SMALL else ((16, 1024), (64, 4096)):
+        sides = {"one_by_one": Side(width, "gpu"), "graph": Side(width, "gpu")}
+        step = sides["one_by_one"].stages._graph_step
+        assert step is not None
+        step._captures = False
+        data = data_for(size, 1, size)
+        compare("gpu_graph", f"d{width}_b{size}", {name: Entry(side, *data) for name, side in sides.items()})
         close(sides)
 
 
@@ -352,7 +371,7 @@ def dedup() -> None:
             SparseFeature(name="history", kind="history", of="item", max_length=20),
         ),
     )
-    drawn = sessions(size, WARM_UP + ROUNDS * (LEAD + TIMED + 1), rows)
+    drawn = sessions(size, WARM_UP + LEAD + TIMED + 1, rows)
     keys = [feature.name for feature in schema.sparse]
     plain = [batch.expanded(keys) for batch in drawn]
     for case, place in (("hbm", "gpu"), ("hybrid", "cpu")):
@@ -366,4 +385,4 @@ def dedup() -> None:
 if __name__ == "__main__":
     give_everyone_good_memory()
     with torch_settings(seed=SEED):
-        {"train": train, "cached": precision_and_tiers, "hot": hot, "dedup": dedup}[sys.argv[2]]()
+        {"train": train, "graph": graph, "cached": precision_and_tiers, "hot": hot, "dedup": dedup}[sys.argv[2]]()

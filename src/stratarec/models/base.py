@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
+from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Embeddings, Handle
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels.runtime.accelerator import CPU, on_device, transfers_of
 from stratarec.models.calibration import Calibration
 from stratarec.models.config import VectorsConfig
-from stratarec.models.device_graph import NetworkGraph
 from stratarec.models.heads import MMoE, SharedBottom, build_heads
 from stratarec.models.history import History, HistoryWindows, build_pooling
 from stratarec.models.request import Request, Runs, chosen
@@ -69,8 +68,8 @@ class Score(nn.Module):
     config: ClassVar[type[VectorsConfig]]
     """Class of the ``model`` section of a recipe for this model; its `kind` is the name of the model."""
     captured: ClassVar[bool] = False
-    """Whether training on an NVIDIA GPU uses a CUDA graph. `forward` must then queue the same kernels for all batches
-    of a shape: without copies from the host, waits, random numbers or state."""
+    """Whether a CUDA graph can repeat a training step on an NVIDIA GPU. `forward` must then queue the same kernels for
+    all batches of a shape: without copies from the host, waits, random numbers or state."""
     out: nn.Linear | Terms | SharedBottom | MMoE
     """The last layer, or the heads of several labels."""
 
@@ -134,8 +133,13 @@ class Network(nn.Module):
 
     @property
     def captured(self) -> bool:
-        """Whether training on an NVIDIA GPU uses a CUDA graph, if no batch has histories or shared vectors."""
+        """Whether a CUDA graph can repeat a training step, if no batch has histories or shared vectors."""
         return len(self.labels) == 1 and getattr(self.score, "captured", False)
+
+    @property
+    def has_members(self) -> bool:
+        """Whether training returns the logits of several ensemble members, ``[B, K]``."""
+        return hasattr(self.score, "members")
 
     @property
     def trees(self) -> TreeMembers | None:
@@ -263,7 +267,6 @@ class CTRModel(nn.Module):
         super().__init__()
         self.embeddings = embeddings
         self.network = network
-        self._graph = NetworkGraph()
         self.device = CPU
         """Device of the network. Rows of tables are not moved to it: `TierConfig.device` places them."""
 
@@ -287,7 +290,8 @@ class CTRModel(nn.Module):
         prepared : Prepared
             Result of ``embeddings.prepare(request.features)``, if it was computed ahead.
         """
-        return self._graph(self.network, *self.vectors(batch, request or self.request(batch), prepared))
+        logits: Tensor = self.network(*self.vectors(batch, request or self.request(batch), prepared))
+        return logits
 
     def request(self, batch: Batch) -> Request:
         """Return the ids to look up; each distinct value of a deduplication group appears once."""
@@ -316,7 +320,12 @@ class CTRModel(nn.Module):
         self, request: Request, size: int, sequences: Sequence[str], prepared: Handle | None = None
     ) -> tuple[Tensor, list[History], Runs | None]:
         """Return pooled vectors, histories and runs for a batch of `size` samples."""
-        output = self.embeddings(prepared or request.features)
+        return self.arrange(self.embeddings(prepared or request.features), request, size, sequences)
+
+    def arrange(
+        self, output: Embeddings, request: Request, size: int, sequences: Sequence[str]
+    ) -> tuple[Tensor, list[History], Runs | None]:
+        """Return pooled vectors, histories and runs for a batch of `size` samples, from the result of its lookup."""
         histories = []
         for key in sequences:
             bags = output.sequences[key]
@@ -329,9 +338,12 @@ class CTRModel(nn.Module):
         return pooled, histories, Runs.of(request, output.pooled_keys)
 
 
-def autocast(precision: str, device: torch.device = CPU) -> torch.autocast:
-    """Return the autocast context for `precision` on a device; for ``float32`` it is disabled."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+def autocast(precision: str, device: torch.device = CPU, *, cached: bool = True) -> torch.autocast:
+    """Return the autocast context for `precision` on a device; for ``float32`` it is disabled.
+
+    A CUDA graph needs a context that is not `cached`, because casts of weights must be part of the graph.
+    """
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16", cache_enabled=cached)
 
 
 def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:

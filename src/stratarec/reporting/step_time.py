@@ -67,6 +67,8 @@ class MeasuredStep:
             stage("updating rows", took("update rows")),
             stage("updating the network", took("update network")),
         ]
+        if took("replay"):
+            stages.append(stage("queueing the CUDA graph of a step", took("replay")))
         stages.append(stage("other", step - sum(part.seconds for part in stages)))
         ahead = [stage("reading batches", took("read")), stage("fetching rows into level 0", took("bring in"))]
         return cls(seconds=step, total=position["train_seconds"], stages=stages, ahead=ahead)

@@ -40,7 +40,7 @@ from stratarec.training.checkpoint import CheckpointManager
 from stratarec.training.evaluate import ScoredSamples, measured, score_split
 from stratarec.training.steps.members import BestMembers
 from stratarec.training.steps.state import Evaluation, TrainingState, best, patience_exhausted, rate_factor
-from stratarec.training.steps.step import Item, Pipeline, WeightAverage
+from stratarec.training.steps.step import Item, Losses, Pipeline, WeightAverage
 from stratarec.training.steps.thread_tuner import ThreadTuner
 
 Hook = Callable[[int], AbstractContextManager[object]]
@@ -81,6 +81,7 @@ class Loop:
         self._validation, self.state, self._threads, self._progress = validation, state, threads, progress
         self._stages = pipeline.stages
         self._seconds, self._is_warm = self._stages.seconds, False
+        self._losses: Losses | None = None
         self.hooks: list[Hook] = []
         """Functions whose contexts surround every step, for example to trace it."""
         self.wait_for_kernels: Callable[[], None] = lambda: None
@@ -96,7 +97,10 @@ class Loop:
         with ExitStack() as stack:
             for hook in self.hooks:
                 stack.enter_context(hook(state.step))
-            state.count_step(*self._stages.train(state.step, batch, request, prepared))
+            result = self._stages.train(state.step, batch, request, prepared)
+        if self._losses is None or self._losses.state is not state:
+            self._losses = Losses(state)
+        self._losses.count(result)
 
     def run(self, curves: Curves, callback: EvaluationCallback | None = None) -> None:
         """Train to the end of the run, and write a checkpoint there.
@@ -153,11 +157,18 @@ class Loop:
                 epoch_ended = state.batch == self._pipeline.epoch_steps
                 if epoch_ended:
                     state.epoch, state.batch = state.epoch + 1, 0
+                if self._curves.is_due(state):
+                    self._read_losses()
                 self._curves.add_step(state)
                 self._between_steps(batches)
                 if state.finished or epoch_ended or state.step >= cadence.total_steps:
                     break
                 began = time.perf_counter()
+
+    def _read_losses(self) -> None:
+        """Wait for the losses of all steps, so that the state is complete."""
+        if self._losses is not None:
+            self._losses.read()
 
     def _count_seconds(self, seconds: float, waited: float, samples: int) -> None:
         """Add the time of a step. The first step of a session is not timed, because it may compile kernels."""
@@ -198,6 +209,7 @@ class Loop:
             self.finish_trees = None
 
     def _evaluate(self, *, closing: bool = False) -> None:
+        self._read_losses()
         self.with_trees()
         state = self.state
         is_best = self._validation.run(state, self._curves, closing=closing)
@@ -221,6 +233,7 @@ class Loop:
         raise Interrupted(f"stopped; the checkpoint is {path}; resume with the same command and --resume")
 
     def _save(self) -> Path:
+        self._read_losses()
         self.with_trees()
         path = self._checkpoints.save(self.state)
         self._cadence.saved()
@@ -391,11 +404,15 @@ class Curves:
     """Number of steps between two points of a training curve."""
     progress: Progress
 
+    def is_due(self, state: TrainingState) -> bool:
+        """Whether `add_step` adds a point to the curves."""
+        return state.step % self.every == 0
+
     def add_step(self, state: TrainingState) -> None:
         """Show the progress of a trained step, and add a point to the curves at every multiple of `every` steps."""
         speed = f"  {state.speed:,.0f} samples/s" if state.speed else ""  # the first steps are not timed
         self.progress.advance(1, f"loss {state.smoothed_loss:.4f}{speed}")
-        if state.step % self.every:
+        if not self.is_due(state):
             return
         state.losses.append((state.step, state.smoothed_loss))
         timed_samples = state.trained_samples - state.untimed_samples

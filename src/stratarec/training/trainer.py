@@ -402,7 +402,7 @@ class Trainer:
                     progress=self.progress,
                 )  # fmt: skip
                 self.loop.run(curves, callback)
-                if refusal := self.model.embeddings.engine.transfers.refusal:
+                for refusal in filter(None, (self.model.embeddings.engine.transfers.refusal, self.stages.refusal)):
                     self.progress.say(refusal)
             result = then()
         self.mesh.first(lambda: write_hashes(self.run))

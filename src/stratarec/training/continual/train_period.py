@@ -24,7 +24,7 @@ from stratarec.training.checkpoint import WEIGHTS
 from stratarec.training.raw_logs import of_file, typed_schema
 from stratarec.training.resolve import run_steps
 from stratarec.training.steps.state import TrainingState
-from stratarec.training.steps.step import Pipeline, Stages, loader_config
+from stratarec.training.steps.step import Losses, Pipeline, Stages, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner, share_of
 from stratarec.training.torch_setup import build_optimizer, largest_fitting_batch, torch_settings
 
@@ -97,11 +97,13 @@ def train_period(
                 stages.rate_factor = before.rate_factor
             pipeline = Pipeline(stages, 2)
             progress.start("train", pipeline.epoch_steps, "steps")
+            losses = Losses(position)
             with pipeline.prepared(before.number, 0, lambda place: False) as batches:
                 for item, prepared in batches:
-                    position.count_step(*stages.train(position.step, *item, prepared))
+                    losses.count(stages.train(position.step, *item, prepared))
                     tuner.after_step(position.step)
                     progress.advance(1, f"loss {position.smoothed_loss:.4f}")
+            losses.read()
             progress.finish()
             position.finished = True
             with stages.average.shown():

@@ -21,6 +21,7 @@ Shapes: B samples of this process in a batch; T labels; K members.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,27 @@ from torch.nn import functional
 
 from stratarec.batch.batch import Batch
 from stratarec.kernels.runtime.accelerator import on_device
+
+
+class Targets(NamedTuple):
+    """Labels of a batch and the weights of its losses, on the host or on a device. Their shapes depend on B only.
+
+    Parameters
+    ----------
+    label : Tensor
+        ``[B]``, or ``[B, T]`` with 0 for labels that are not known.
+    weight : Tensor or None
+        Factors of the losses l, ``[B]`` or ``[B, T]``; None if all are 1.
+    ratio : Tensor or None
+        B divided by the sum of the sample weights; None without weights, and for joined losses.
+    joined : Tensor or None
+        ``[2, T]`` denominators and factors f of L_t, for several labels or ensemble members; otherwise None.
+    """
+
+    label: Tensor
+    weight: Tensor | None
+    ratio: Tensor | None
+    joined: Tensor | None
 
 
 class Objective:
@@ -47,40 +69,66 @@ class Objective:
 
     def mean(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the scalar L of a batch from logits ``[B]``, ``[B, T]`` or ``[B, K]``, in a single process."""
-        if len(self._factors) > 1 or logits.dim() > 1:
-            return self.joined(self.sums(logits, batch), self.weights(batch))
-        label, weight = on_device(batch.label, logits), self._weighted(batch, logits)
-        loss = functional.binary_cross_entropy_with_logits(logits, label, weight=weight)
-        if batch.weight is not None:
+        targets = self.targets(batch, members=logits.dim() > 1)
+        return self.of_targets(
+            logits,
+            Targets(*(None if part is None else on_device(part, logits) for part in targets)),  # type: ignore[arg-type]
+        )
+
+    def targets(self, batch: Batch, *, members: bool = False) -> Targets:
+        """Return the targets of a batch on the host.
+
+        Parameters
+        ----------
+        members : bool
+            Whether a label has the logits of several ensemble members.
+        """
+        weights, ratio, joined = None, None, None
+        if len(self._factors) > 1 or members:
+            weights = [_or_infinity(weight) for weight in self.weights(batch)]
+            joined = torch.tensor([weights, self._factors], dtype=torch.float32)
+        elif batch.weight is not None:
+            ratio = torch.tensor(batch.size / _or_infinity(self.weights(batch)[0]), dtype=torch.float32)
+        return Targets(*self._labelled(batch), ratio, joined)
+
+    def of_targets(self, logits: Tensor, targets: Targets) -> Tensor:
+        """Return the scalar L from logits and targets on one device."""
+        if targets.joined is not None:
+            denominators, factors = targets.joined
+            losses: Tensor = self._sums(logits, targets.label, targets.weight) / denominators * factors
+            return losses.sum()
+        loss = functional.binary_cross_entropy_with_logits(logits, targets.label, weight=targets.weight)
+        if targets.ratio is not None:
             # torch divides by B, so weights that are all equal do not change any bit of the gradient. Dividing the sum
             # of losses by the sum of weights would give (p - y) * (1 / B) instead of (p - y) / B.
-            loss = loss * (batch.size / _or_infinity(self.weights(batch)[0]))
+            loss = loss * targets.ratio
         return loss * self._factors[0]
 
     def sums(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the numerators of L_t, ``[T]``: sums over the samples of this process."""
+        label, weight = self._labelled(batch)
+        return self._sums(logits, on_device(label, logits), None if weight is None else on_device(weight, logits))
+
+    def _sums(self, logits: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         if len(self._factors) == 1:
-            label, weight = on_device(batch.label, logits), self._weighted(batch, logits)
             if logits.dim() == 1:
                 loss = functional.binary_cross_entropy_with_logits(logits, label, weight=weight, reduction="sum")
                 return loss.unsqueeze(0)
             label = label.unsqueeze(1).expand_as(logits)
             losses = functional.binary_cross_entropy_with_logits(logits, label, reduction="none").mean(1)
             return (losses if weight is None else losses * weight).sum(0, keepdim=True)
-        label = on_device(batch.label.nan_to_num(), logits)
-        losses = functional.binary_cross_entropy_with_logits(
-            logits, label, weight=self._weighted(batch, logits), reduction="none"
-        )
+        losses = functional.binary_cross_entropy_with_logits(logits, label, weight=weight, reduction="none")
         return losses.sum(0)
 
-    def _weighted(self, batch: Batch, logits: Tensor) -> Tensor | None:
-        """Return the factors of the losses l, ``[B]`` or ``[B, T]``, on the device of the logits; None if all are 1."""
-        weight = batch.weight if len(self._factors) == 1 else _scale(batch)
+    def _labelled(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return `label` and `weight` of `Targets`."""
+        several = len(self._factors) > 1
+        weight = _scale(batch) if several else batch.weight
         if self._class_weights is not None:
             positive, negative = (1 + self._class_weights) / 2, (1 + 1 / self._class_weights) / 2
             by_class = torch.where(batch.label > 0, positive, negative)
             weight = by_class if weight is None else by_class * weight
-        return None if weight is None else on_device(weight, logits)
+        return batch.label.nan_to_num() if several else batch.label, weight
 
     def weights(self, batch: Batch) -> list[float]:
         """Return the denominator of each L_t, for the samples of this process."""

@@ -53,11 +53,14 @@ class TrainingState:
         """Samples per second in timed steps; 0 until a step is timed."""
         return (self.trained_samples - self.untimed_samples) / max(self.train_seconds, 1e-9)
 
-    def count_step(self, loss: float, samples: int) -> None:
-        """Add a step with `samples` samples to the counts, and its loss to the smoothed loss."""
-        self.smoothed_loss = loss if not self.step else _SMOOTHING * self.smoothed_loss + (1 - _SMOOTHING) * loss
+    def count_step(self, samples: int) -> None:
+        """Add a step with `samples` samples to the counts."""
         self.step += 1
         self.trained_samples += samples
+
+    def add_loss(self, step: int, loss: float) -> None:
+        """Add the loss of a step, counted from 0, to the smoothed loss."""
+        self.smoothed_loss = loss if not step else _SMOOTHING * self.smoothed_loss + (1 - _SMOOTHING) * loss
 
     @property
     def evaluated(self) -> bool:

@@ -9,19 +9,20 @@
     backward   gradients; rows of tables are updated                  training
     update     gradients of the network are reduced and applied       training
 
-The first four stages run ahead of the last three, up to a barrier (`Cadence`). If the network is on a device, a step
-waits once: until the loss and the gradients of rows have been copied to the host. Then the host updates the rows while
-the device updates the network. `Stages` has a method for each stage. For several processes, an `Exchange` and a
+The first four stages run ahead of the last three, up to a barrier (`Cadence`). If the network is on a device, the last
+three are one function (`graph_step`). `Stages` has a method for each stage. For several processes, an `Exchange` and a
 `Reduction` are passed in (for one process both are `SingleProcess`), and a subclass overrides the methods that differ.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,16 +38,41 @@ from stratarec.models.layers import dropouts, seed_dropout
 from stratarec.models.request import Request
 from stratarec.progress import timed, traced
 from stratarec.recipe.train_section import AverageConfig, TrainConfig
+from stratarec.training.steps.graph_step import GraphStep
+from stratarec.training.steps.graph_step import StepResult as StepResult
 from stratarec.training.steps.loss import Objective
+from stratarec.training.steps.state import TrainingState
 
 Item = tuple[Batch, Request]
 
 
-class StepResult(NamedTuple):
-    """Loss and global sample count of one training step."""
+class Losses:
+    """Adds the losses of steps to a run's state. The loss of a step that is queued on a device is read one step later.
 
-    loss: float
-    samples: int
+    Parameters
+    ----------
+    state : TrainingState
+    """
+
+    def __init__(self, state: TrainingState) -> None:
+        self.state = state
+        self._unread: deque[tuple[int, StepResult]] = deque()
+
+    def count(self, result: StepResult) -> None:
+        """Count a step; `TrainingError` if an earlier loss is not finite."""
+        self._unread.append((self.state.step, result))
+        self.state.count_step(result.samples)
+        while len(self._unread) > 1 or (self._unread and result.is_known):
+            self._read_first()
+
+    def read(self) -> None:
+        """Read all losses, which waits for the device; `TrainingError` if one of them is not finite."""
+        while self._unread:
+            self._read_first()
+
+    def _read_first(self) -> None:
+        step, result = self._unread.popleft()
+        self.state.add_loss(step, result.loss)
 
 
 class Exchange(Protocol):
@@ -110,18 +136,24 @@ class Stages:
         reduction: Reduction | None = None,
     ) -> None:
         config.dense.schedule.require_steps()
-        self.model, self.optimizer, self._config, self._schedule = model, optimizer, config, schedule
+        self.model, self.optimizer, self.config, self._schedule = model, optimizer, config, schedule
         self._exchange, self._reduction = exchange or SingleProcess(), reduction or SingleProcess()
         labels = model.network.labels
         self.seconds = model.embeddings.engine.seconds
         self.objective = Objective(config.loss_factors(labels), config.class_weights(labels))
         self.average = WeightAverage(model.network, config.average)
         self._dropouts = dropouts(model.network)
-        self._rate_factor, self._transfers = 1.0, model.embeddings.engine.transfers
+        self._rate_factor = 1.0
         self.earlier = 0
         """Number of steps before this run or period. Random numbers and averages count them; schedules do not."""
-        self._on_device = model.device.type != "cpu"
-        self._holding = _holding(model) if config.clip_rows or self._on_device else None
+        on_device = model.device.type != "cpu" or getattr(model.embeddings.engine, "queued", False)
+        self._holding = _holding(model) if config.clip_rows else None
+        self._graph_step = GraphStep(self) if on_device else None
+
+    @property
+    def refusal(self) -> str:
+        """Why steps on a device run without a graph, although they could have one; otherwise empty."""
+        return "" if self._graph_step is None else self._graph_step.refusal
 
     @property
     def epoch_steps(self) -> int:
@@ -165,12 +197,12 @@ class Stages:
 
     def draw(self, step: int, rank: int = 0) -> None:
         """Seed the random numbers of the network for a step on one rank."""
-        seed_dropout(self._dropouts, self._config.seed, self.earlier + step, rank)
+        seed_dropout(self._dropouts, self.config.seed, self.earlier + step, rank)
 
     @traced("forward")
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """Return the scalar loss of a batch."""
-        with autocast(self._config.precision, self.model.device):
+        with autocast(self.config.precision, self.model.device):
             logits = self.model(batch, request, prepared)
         return self.loss(logits, batch)
 
@@ -183,6 +215,15 @@ class Stages:
         """Compute all gradients, and update the rows unless the engine keeps their gradients for a later update."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of the network at `step`. It is a float32 number, as in the memory of a device."""
+        dense = self.config.dense
+        return float(np.float32(dense.learning_rate * dense.schedule.factor(step) * self.rate_factor))
+
+    def norm(self) -> Tensor:
+        """Return the norm of the network's gradients, over all processes."""
+        return self._reduction.norm(self._weights)
 
     @property
     def _weights(self) -> list[nn.Parameter]:
@@ -197,15 +238,15 @@ class Stages:
         norm : Tensor
             Norm of the network's gradients, if it is already computed.
         """
-        dense, groups, weights = self._config.dense, self.optimizer.param_groups, self._weights
+        weights = self._weights
         self._reduction.reduce(weights)
         scale = 1.0
-        if self._config.clip_norm:
-            scale = self._clip(weights, self._config.clip_norm, self._reduction.norm(weights) if norm is None else norm)
-        for group in groups:
-            group["lr"] = dense.learning_rate * dense.schedule.factor(step) * self.rate_factor
+        if self.config.clip_norm:
+            scale = self._clip(weights, self.config.clip_norm, self.norm() if norm is None else norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(step)
         self.optimizer.step()
-        self.average.update(self.earlier + step)
+        self.average.update(self.average.share(self.earlier + step))
         return scale
 
     def _clip(self, weights: Sequence[nn.Parameter], limit: float, norm: Tensor) -> float:
@@ -215,11 +256,11 @@ class Stages:
         `norm` is the norm of the network's gradients. If rows are clipped, too, the limit is for the norm of all
         gradients together.
         """
-        if self._holding is None or not self._config.clip_rows:
+        if self._holding is None:
             nn.utils.clip_grads_with_norm_(weights, limit, norm)
             return 1.0
         norm = torch.hypot(norm, torch.tensor(self._holding.gradient_norm(), dtype=norm.dtype))
-        nn.utils.clip_grads_with_norm_(weights, limit, self._transfers.up(norm))
+        nn.utils.clip_grads_with_norm_(weights, limit, self.model.embeddings.engine.transfers.up(norm))
         # The formula of `clip_grads_with_norm_`.
         return min(limit / (norm.item() + 1e-6), 1.0)
 
@@ -230,33 +271,34 @@ class Stages:
     def train(
         self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
     ) -> StepResult:
-        """Train one batch: run `forward`, `backward` and `update`.
+        """Train one batch: run `forward`, `backward` and `update`, or on a device `GraphStep.train`.
 
         Raises
         ------
         TrainingError
-            If the loss is not finite. Nothing is changed then.
+            If the loss is not finite. Nothing is changed then. A device reports the loss of a step later, when
+            `StepResult.loss` is read.
         """
+        if self._graph_step is not None:
+            return self._graph_step.train(step, batch, request, prepared)
         self.draw(step)
         with timed(self.seconds, "forward"):
-            loss, norm = self.forward(batch, request, prepared), None
-            on_host = self._transfers.down(loss.detach())
-            value = 0.0 if self._on_device else _finite(on_host, step)
+            loss = self.forward(batch, request, prepared)
+            value = self.finite(loss.item(), step)
         with timed(self.seconds, "backward"):
             self.backward(loss)
-            if self._on_device:
-                # The engine keeps the gradients of rows, so nothing has changed yet. One wait covers all copies to the
-                # host.
-                if self._config.clip_rows:
-                    norm = self._transfers.down(self._reduction.norm(self._weights))
-                self._transfers.wait()
-                value = _finite(on_host, step)
         with timed(self.seconds, "update network"):
-            scale = self.update(step, norm)
+            scale = self.update(step)
         if self._holding is not None:
             with timed(self.seconds, "backward"), timed(self.seconds, "update rows"):
                 self._holding.apply(scale)
         return StepResult(value, batch.size)
+
+    def finite(self, loss: float, step: int) -> float:
+        """Return the loss of a step; `TrainingError` if it is not finite."""
+        if not math.isfinite(loss):
+            refuse_loss(loss, step)
+        return loss
 
 
 def _holding(model: CTRModel) -> Engine:
@@ -274,13 +316,6 @@ def _holding(model: CTRModel) -> Engine:
 def gradient_norm(weights: Iterable[nn.Parameter]) -> Tensor:
     """Return the norm of the gradients of these weights."""
     return nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
-
-
-def _finite(loss: Tensor, step: int) -> float:
-    value = loss.item()
-    if not math.isfinite(value):
-        refuse_loss(value, step)
-    return value
 
 
 def refuse_loss(value: float, step: int) -> NoReturn:
@@ -379,15 +414,26 @@ class WeightAverage:
         """Tensors that the network has now, by name."""
         return {name: tensor.detach() for name, tensor in self._network.state_dict().items()}
 
-    def update(self, step: int) -> None:
-        """Add the weights after a step to the average: average += (1 - decay) (weights - average)."""
+    def share(self, step: int) -> float:
+        """Return the share of the weights after `step` in the average: 1 - decay, as a float32 number."""
+        return float(np.float32(1 - min(self._decay, step / (step + _START)))) if self._decay else 0.0
+
+    def update(self, share: float | Tensor) -> None:
+        """Add the weights after a step to the average: average += share (weights - average).
+
+        `share` may be a number on the weights' device, so that a CUDA graph reads it there.
+        """
         if not self._decay:
             return
         weights = self.weights
         if not self.hidden:
             self.hidden = {name: weight.clone() for name, weight in weights.items()}
-        decay = min(self._decay, step / (step + _START))
-        torch._foreach_lerp_([self.hidden[name] for name in weights], list(weights.values()), 1 - decay)
+        averages = [self.hidden[name] for name in weights]
+        if isinstance(share, Tensor):
+            for average, weight in zip(averages, weights.values(), strict=True):
+                average.lerp_(weight, share.to(average.dtype))
+        else:
+            torch._foreach_lerp_(averages, list(weights.values()), share)
 
     @contextmanager
     def shown(self) -> Iterator[None]:

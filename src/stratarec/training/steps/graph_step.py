@@ -1,0 +1,446 @@
+"""A training step with the network on a device, as one function; on an NVIDIA GPU, as one CUDA graph.
+
+    forward          rows of the batch are pooled; logits and loss
+    backward         gradients of rows and weights
+    update network   fused optimizer
+    update rows      row optimizer
+
+The host packs what changes from step to step (dense features, labels, learning rates) into one buffer, starts one copy
+and replays the graph. It reads the loss of a step after it has queued the next one. The device decides whether a step
+changes anything (`_alive`): after a loss that is not finite no step does, so the error that the host raises one step
+later still describes unchanged weights.
+
+A graph repeats its operations with the same addresses, sizes and numbers. So nothing in `_train` may depend on the
+batch except the contents of the buffers. Networks that queue other operations for each batch run the same function
+without a graph. The first batch of a shape does, too: the last batch of an epoch is often smaller.
+
+Steps that need a number of the device wait for it: if rows are in host memory, their gradients; with `clip_rows`, the
+norm of all gradients; with an optimizer of torch that cannot be told on the device to do nothing, the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stratarec.batch.batch import Batch
+from stratarec.embedding import Handle
+from stratarec.embedding.engine import Engine
+from stratarec.embedding.lookup_engine import Prepared
+from stratarec.embedding.rings import Place, Ring
+from stratarec.errors import ConfigError
+from stratarec.kernels.runtime.accelerator import driver_of
+from stratarec.models.base import autocast
+from stratarec.models.layers import Dropout
+from stratarec.models.request import Request
+from stratarec.progress import timed
+from stratarec.training.steps.loss import Targets
+
+if TYPE_CHECKING:
+    from stratarec.training.steps.step import Stages
+
+# Layers that draw random numbers on the host, or that change a state at each call, warm-up included.
+_CHANGING = (Dropout, nn.modules.batchnorm._BatchNorm)
+# Optimizers that read a flag on the device: if it is set, a step changes nothing.
+_REFUSING = ("Adam", "AdamW", "SGD")
+_WARM_UP = 3
+_MOST_GRAPHS = 8
+_NUMBERS = 5
+_LOSSES = 4
+
+
+def can_be_captured(network: nn.Module) -> bool:
+    """Whether a network queues the same kernels for all batches of a shape."""
+    return (
+        bool(network.captured)
+        and not network.sequence_keys
+        and not any(isinstance(layer, _CHANGING) for layer in network.modules())
+    )
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """A batch on the device of the network.
+
+    Parameters
+    ----------
+    request : Request
+        Its tensors are on the host. A graph does not read them.
+    words : Tensor
+        ``[n]`` int32: the packed words that contain the following tensors.
+    dense : Tensor
+        ``[B, F_dense]`` float32.
+    targets : Targets
+    numbers : Tensor
+        ``[5]`` float32: learning rate, step size and inverse square root of the second bias correction of rows;
+        learning rate of the network; share of the weights in their average.
+    staged : tuple of DeviceBatch
+        Staged batch of each table group, if rows are on the device.
+    rows : tuple of Tensor
+        Looked-up rows, if rows are in host memory.
+    """
+
+    request: Request
+    words: Tensor
+    dense: Tensor
+    targets: Targets
+    numbers: Tensor
+    staged: tuple[Any, ...]
+    rows: tuple[Tensor, ...]
+
+    @property
+    def form(self) -> Any:
+        """Shape of the batch; batches of equal form can use one graph. None if its operations depend on the batch."""
+        if self.request.starts is not None or self.request.windows:
+            return None
+        shapes = tuple(None if part is None else part.shape for part in (self.dense, *self.targets, *self.rows))
+        return shapes, tuple(part.form for part in self.staged)
+
+    def take(self, other: StepInputs) -> None:
+        """Copy a batch of equal form into the memory of this one."""
+        self.words.copy_(other.words)
+        for mine, part in zip(self.rows, other.rows, strict=True):
+            mine.copy_(part)
+        for kept, staged in zip(self.staged, other.staged, strict=True):
+            kept.take(staged)
+
+
+def copied(inputs: StepInputs) -> StepInputs:
+    """Return a copy of a batch in memory of its own."""
+    words = inputs.words.clone()
+    dense, *targets, numbers = _Layout.of([inputs.dense, *inputs.targets, inputs.numbers]).views(words)
+    return StepInputs(
+        inputs.request, words, dense, Targets(*targets), numbers,
+        tuple(part.copied() for part in inputs.staged), tuple(part.clone() for part in inputs.rows),
+    )  # fmt: skip
+
+
+class _Layout(NamedTuple):
+    """Shape of each packed tensor (None if it does not exist), its first word, and the number of all words."""
+
+    shapes: tuple[torch.Size | None, ...]
+    first: tuple[int, ...]
+    total: int
+
+    @classmethod
+    def of(cls, parts: Sequence[Tensor | None]) -> _Layout:
+        first, total = [], 0
+        for part in parts:
+            first.append(total)
+            # Each part starts at a multiple of 16 bytes.
+            total += 0 if part is None else -(-part.numel() // 4) * 4
+        return cls(tuple(None if part is None else part.shape for part in parts), tuple(first), total)
+
+    def views(self, words: Tensor) -> list[Any]:
+        """Return the packed tensors in `words`."""
+        floats = words.view(torch.float32)
+        return [
+            None if shape is None else floats[at : at + shape.numel()].view(shape)
+            for shape, at in zip(self.shapes, self.first, strict=True)
+        ]
+
+
+class StepResult:
+    """Loss and global sample count of one training step.
+
+    Parameters
+    ----------
+    loss : float or callable
+        A function returns the loss of a step that is queued on a device; it waits for the step.
+    samples : int
+    """
+
+    def __init__(self, loss: float | Callable[[], float], samples: int) -> None:
+        self._loss, self.samples = loss, samples
+
+    @property
+    def is_known(self) -> bool:
+        """Whether `loss` does not wait."""
+        return not callable(self._loss)
+
+    @property
+    def loss(self) -> float:
+        """Loss of the step.
+
+        Raises
+        ------
+        TrainingError
+            If it is not finite. Neither this step nor a later one has changed anything.
+        """
+        if callable(self._loss):
+            self._loss = self._loss()
+        return self._loss
+
+
+class Outcome(NamedTuple):
+    """Loss of a batch, and the gradients of its looked-up rows unless these are updated already."""
+
+    loss: Tensor
+    gradients: Sequence[Tensor] = ()
+
+
+Work = Callable[[StepInputs], Outcome]
+"""Function of a batch that a graph can repeat."""
+
+
+class GraphStep:
+    """Trains batches of a model whose network is on a device.
+
+    Parameters
+    ----------
+    stages : Stages
+        Model, loss, optimizers and their settings.
+    """
+
+    def __init__(self, stages: Stages) -> None:
+        self._stages, self._model, self._optimizer = stages, stages.model, stages.optimizer
+        self._network, self._config = stages.model.network, stages.config
+        engine = stages.model.embeddings.engine
+        if not isinstance(engine, Engine):
+            raise ConfigError(
+                "tables are shared among ranks, so the network must be on the CPU: set train.device to cpu"
+            )
+        self._engine: Engine = engine
+        self._clips_rows = self._config.clip_rows
+        self._refuses = type(self._optimizer).__name__ in _REFUSING
+        self._is_queued = engine.queued and self._refuses and not self._clips_rows
+        self._device = self._model.device
+        driver = driver_of(self._device)
+        self._driver, self._ring = driver, Ring(driver, (driver.current(),))
+        self._weights = [weight for weight in self._network.parameters() if weight.requires_grad]
+        self._alive = torch.ones(1, dtype=torch.int32, device=self._device)
+        self._refused = torch.zeros((), device=self._device)
+        self._loss = torch.zeros((), device=self._device)
+        self._losses = driver.pinned(4 * _LOSSES).view(torch.float32)
+        self._results: list[StepResult | None] = [None] * _LOSSES
+        self._queued = 0
+        self._captures = self._device.type == "cuda" and can_be_captured(self._network)
+        self._graphs: dict[Any, _Graph | None] = {}
+        self.refusal = ""
+        """Why the run goes on without a graph; empty if it has one or needs none."""
+
+    def train(
+        self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
+    ) -> StepResult:
+        """Train one batch as `Stages.train` does."""
+        stages, engine, seconds = self._stages, self._engine, self._engine.seconds
+        stages.draw(step)
+        request = request or self._model.request(batch)
+        handle = engine.prepare_now(request.features) if prepared is None else prepared
+        assert isinstance(handle, Prepared)
+        rows: tuple[Tensor, ...] = ()
+        with timed(seconds, "forward"):
+            if self._is_queued:
+                engine.begin(handle)
+            else:
+                with timed(seconds, "look up"):
+                    rows = tuple(map(engine.level0.to_network, engine.look_up(handle)))
+        try:
+            with timed(seconds, "forward"):
+                place, inputs = self._pack(step, batch, request, handle.staged if self._is_queued else (), rows)
+            outcome = self._run(inputs, self._train if self._is_queued else self._differentiate)
+            self._ring.give_back(place)
+            if self._is_queued:
+                engine.end(handle)
+                self._set_rates(stages.rate(step))
+                return self._result(step, batch.size)
+            return StepResult(self._finish(step, handle, outcome), batch.size)
+        except BaseException:
+            handle.release()
+            raise
+
+    # Packing
+
+    def _pack(
+        self, step: int, batch: Batch, request: Request, staged: tuple[Any, ...], rows: tuple[Tensor, ...]
+    ) -> tuple[Place, StepInputs]:
+        """Pack a batch, and start to copy it to the device."""
+        stages, members = self._stages, self._network.has_members
+        numbers = (*self._engine.row_numbers()[0], stages.rate(step), stages.average.share(stages.earlier + step))
+        parts: list[Tensor | None] = [batch.dense, *stages.objective.targets(batch, members=members)]
+        parts.append(torch.tensor(numbers, dtype=torch.float32))
+        layout = _Layout.of(parts)
+        place = self._ring.take(layout.total)
+        for view, part in zip(layout.views(place.host[: layout.total]), parts, strict=True):
+            if part is not None:
+                view.copy_(part)
+        place.send(layout.total)
+        place.wait()
+        words = place.device[: layout.total]
+        dense, *targets, packed = layout.views(words)
+        return place, StepInputs(request, words, dense, Targets(*targets), packed, staged, rows)
+
+    # Queueing
+
+    def _run(self, inputs: StepInputs, work: Work) -> Outcome:
+        """Queue `work` for a batch, in a graph if its form was seen before; return its result."""
+        form = inputs.form if self._captures else None
+        if form is None or (form not in self._graphs and len(self._graphs) == _MOST_GRAPHS):
+            return work(inputs)
+        if form not in self._graphs:
+            self._graphs[form] = None
+            return work(inputs)
+        graph = self._graphs[form]
+        if graph is None or graph.has_moved():
+            try:
+                graph = self._graphs[form] = self._captured(inputs, work)
+            except torch.OutOfMemoryError:
+                self._captures = False
+                self._graphs.clear()
+                torch.cuda.empty_cache()
+                self.refusal = (
+                    f"{self._device} has too little memory for a graph of the step, so the host queues its operations "
+                    "one by one: lower train.batch_size or memory.hbm"
+                )
+                return work(inputs)
+        with timed(self._engine.seconds, "replay"), self._engine.health.changing("an optimizer step"):
+            graph.replay(inputs)
+        return graph.outcome
+
+    def _captured(self, inputs: StepInputs, work: Work) -> _Graph:
+        alive = self._alive.clone()
+        # Warm-up and capture change nothing.
+        self._alive.zero_()
+        try:
+            return _Graph(inputs, work, self._weights, next(filter(None, self._graphs.values()), None))
+        finally:
+            self._alive.copy_(alive)
+
+    # The step
+
+    def _train(self, inputs: StepInputs) -> Outcome:
+        """Queue a step, and return its loss. Nothing waits for the device."""
+        engine, seconds = self._engine, self._engine.seconds
+        with timed(seconds, "forward"), timed(seconds, "look up"):
+            rows = engine.pool_staged(inputs.staged, inputs.request.features.batch_size)
+        loss, gradients = self._differentiate(replace(inputs, rows=rows))
+        with engine.health.changing("an optimizer step"):
+            self._alive *= torch.isfinite(loss).to(torch.int32)
+            with timed(seconds, "update network"):
+                self._update_network(inputs.numbers)
+            with timed(seconds, "backward"), timed(seconds, "update rows"):
+                engine.queue_updates(inputs.staged, gradients, inputs.numbers, self._alive)
+        self._loss.copy_(loss)
+        return Outcome(loss)
+
+    def _differentiate(self, inputs: StepInputs) -> Outcome:
+        """Compute the loss, and the gradients of weights and of looked-up rows."""
+        model, network, size, seconds = self._model, self._network, len(inputs.dense), self._engine.seconds
+        leaves = [part.detach().requires_grad_() for part in inputs.rows]
+        with timed(seconds, "forward"):
+            output = model.embeddings.named(inputs.request.features, *leaves)
+            vectors = model.arrange(output, inputs.request, size, network.sequence_keys)
+            with autocast(self._config.precision, self._device, cached=False):
+                logits = network(inputs.dense, *vectors)
+            loss = self._stages.objective.of_targets(logits, inputs.targets)
+        with timed(seconds, "backward"):
+            for weight in self._weights:
+                weight.grad = None
+            torch.autograd.backward(loss, inputs=[*leaves, *self._weights])
+        # Kernels of rows read contiguous float32. Under autocast gradients are bfloat16.
+        gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.float() for leaf in leaves]
+        return Outcome(loss.detach(), [gradient.contiguous() for gradient in gradients])
+
+    def _update_network(self, numbers: Tensor) -> None:
+        """Apply the fused optimizer, which reads the learning rate and the flag of `_alive` on the device."""
+        optimizer: Any = self._optimizer
+        self._refused.copy_((1 - self._alive).view(()))
+        optimizer.found_inf, optimizer.grad_scale = self._refused, None
+        if self._config.clip_norm:
+            nn.utils.clip_grads_with_norm_(self._weights, self._config.clip_norm, self._stages.norm())
+        for group in optimizer.param_groups:
+            group["lr"] = numbers[3]
+            group["capturable"] = self._device.type == "cuda"
+        optimizer.step()
+        self._stages.average.update(numbers[4] * self._alive.view(()))
+
+    def _set_rates(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    # Results
+
+    def _result(self, step: int, samples: int) -> StepResult:
+        """Start to copy the loss of a queued step to the host."""
+        place = self._queued % _LOSSES
+        self._queued += 1
+        earlier = self._results[place]
+        if earlier is not None:
+            _ = earlier.loss  # its number is overwritten
+        self._losses[place].copy_(self._loss, non_blocking=True)
+        done = self._driver.current().record_event()
+
+        def read() -> float:
+            done.synchronize()
+            return self._stages.finite(float(self._losses[place]), step)
+
+        result = self._results[place] = StepResult(read, samples)
+        return result
+
+    def _finish(self, step: int, prepared: Prepared, outcome: Outcome) -> float:
+        """Wait for the loss and the gradients of rows, update network and rows, and return the loss."""
+        stages, engine, transfers = self._stages, self._engine, self._engine.transfers
+        with timed(engine.seconds, "backward"):
+            on_host = transfers.down(outcome.loss)
+            pooled, *rows = map(engine.level0.from_network, outcome.gradients)
+            norm = transfers.down(stages.norm()) if self._clips_rows else None
+            transfers.wait()
+            value = stages.finite(float(on_host), step)
+        if self._clips_rows:
+            engine.update(prepared, pooled, rows, None)  # it keeps the gradients until `apply`
+        with timed(engine.seconds, "update network"):
+            scale = stages.update(step, norm)
+        # The host updates rows while the device updates the network.
+        with timed(engine.seconds, "backward"), timed(engine.seconds, "update rows"):
+            if self._clips_rows:
+                engine.apply(scale)
+            else:
+                engine.update(prepared, pooled, rows, None)
+        return value
+
+
+class _Graph:
+    """CUDA graph of a function of a batch, with the buffers that it reads.
+
+    Parameters
+    ----------
+    inputs : StepInputs
+        A batch of the form for which the graph is captured.
+    work : callable
+    weights : sequence of Tensor
+        Weights whose memory the graph reads.
+    other : _Graph or None
+        Another graph, whose memory pool this graph shares: replays never overlap.
+    """
+
+    def __init__(self, inputs: StepInputs, work: Work, weights: Sequence[Tensor], other: _Graph | None) -> None:
+        self._weights, self._addresses = weights, [weight.data_ptr() for weight in weights]
+        self.inputs = copied(inputs)
+        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):
+                work(self.inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        self._pool: Any = torch.cuda.graph_pool_handle() if other is None else other._pool
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads, such as the prefetcher's, use the device meanwhile.
+        with torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"):
+            self.outcome = work(self.inputs)
+        self._gradients = [weight.grad for weight in weights]
+
+    def has_moved(self) -> bool:
+        """Whether weights are no longer in the memory that the graph reads."""
+        return [weight.data_ptr() for weight in self._weights] != self._addresses
+
+    def replay(self, inputs: StepInputs) -> None:
+        """Queue the graph for a batch of the same form."""
+        self.inputs.take(inputs)
+        self._graph.replay()
+        # A batch without a graph has replaced them.
+        for weight, gradient in zip(self._weights, self._gradients, strict=True):
+            weight.grad = gradient
