@@ -50,6 +50,8 @@ def init(args: argparse.Namespace) -> None:
 
         path, sample, guesses = draft(tuple(args.log), output, args.label, print_lines)
         rows = [(column.name, str(column.role), column.reason) for column in guesses.columns]
+        events = {column.name for column in guesses.of("time")}
+        rows += [(date.column.name, "date", date.reason) for date in guesses.dates if date.column.name in events]
         if (history := guesses.history) is not None:
             rows.append((history.name, "history" if history.drafted else "ignored", history.reason))
         width = max(len(visible(name)) for name, _, _ in rows)

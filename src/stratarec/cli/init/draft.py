@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pydantic
 import yaml
 
+from stratarec.cli.init.dates import choose_dates
 from stratarec.cli.init.features import Guess, Role
 from stratarec.cli.init.guess import Guesses, guess
 from stratarec.cli.init.history import choose_history, validate_history
@@ -21,7 +23,7 @@ from stratarec.cli.init.sample import CODEC_NAMES, LogSample, read_sample
 from stratarec.config.units import format_bytes
 from stratarec.config.validate import first_mistake
 from stratarec.data.prepare.config import PrepareConfig
-from stratarec.data.schema import LabelRule
+from stratarec.data.schema import DateColumn, LabelRule
 from stratarec.data.sources.files import expand
 from stratarec.errors import ConfigError
 from stratarec.io.atomic import check_absent, write_text
@@ -61,8 +63,10 @@ def _drafted(
     paths: tuple[str, ...], name: str, path: Path, label: str, say: Callable[[str], None] | None
 ) -> tuple[str, LogSample, Guesses]:
     sample = read_sample(paths)
-    guesses = _for_model(guess(sample, label), sample)
-    choice = choose_history(guesses, sample, positives(sample.frame, guesses.label))
+    guesses = guess(sample, label)
+    positive = positives(sample.frame, guesses.label)
+    guesses = _for_model(choose_dates(guesses, sample, positive), sample)
+    choice = choose_history(guesses, sample, positive)
     text = _text(name, path, sample, replace(guesses, history=choice))
     content = yaml.safe_load(text)
     _check_data(content["data"], path)
@@ -91,12 +95,15 @@ def content_of(paths: tuple[str, ...], label: str = "") -> dict[str, Any]:
 
 
 def _for_model(guesses: Guesses, sample: LogSample) -> Guesses:
-    """If the recipe will use an ensemble, make dense features of columns with few whole numbers.
+    """If the recipe will use an ensemble, make dense features of columns with few whole numbers; else make categories
+    of parts of dates.
 
     An ensemble encodes numbers in a way that does not rely on their order.
     """
     if not _is_small(sample, guesses):
-        return guesses
+        parts = [choice.column.part_features for choice in guesses.dates]
+        names = tuple(name for features in parts for part, name in features.items() if part != "days")
+        return replace(guesses, date_categories=names)
     columns = (
         replace(column, role="dense", reason=f"{column.reason}, in order")
         if column.ordered and column.role == "sparse"
@@ -141,7 +148,9 @@ def _recipe(name: str, path: Path, sample: LogSample, guesses: Guesses) -> Itera
     yield f"    paths: {_yaml(list(sample.paths))}"
     for key, value in sample.options.items():
         yield f"    {key}: {_yaml(value)}"
-    nulls = sorted({word for column in guesses.columns for word in sample.missing.get(column.name, ())})
+    missing = {word for column in guesses.columns for word in sample.missing.get(column.name, ())}
+    missing |= {word for column in guesses.of("date") if column.dates is not None for word in column.dates.words}
+    nulls = sorted(missing)
     if nulls:
         yield f"    nulls: {_yaml(nulls)}  # mean a missing value, in every column"
     yield "    schema:"
@@ -177,6 +186,9 @@ def _schema(guesses: Guesses) -> Iterator[str]:
     for role in keys:
         for column in guesses.of(role):
             yield f"      {role}: {_yaml(column.name)}  # {column.reason}"
+    if guesses.dates:
+        yield "      dates:"
+        yield from (f"        - {{{_date(choice.column)}}}  # {choice.reason}" for choice in guesses.dates)
     dense = guesses.of("dense")
     if dense:
         yield "      dense:"
@@ -194,7 +206,7 @@ def _schema(guesses: Guesses) -> Iterator[str]:
         yield "      # Ignored because they seem to reveal the label; to use one, add its braces to the list it names:"
     for column in leaks:
         assert column.leak is not None
-        where = "dense" if column.leak.role == "dense" else "sparse"
+        where = {"dense": "dense", "date": "dates"}.get(column.leak.role, "sparse")
         yield f"      #   {where}: - {{{_feature(column.leak)}}}  # {column.reason}"
 
 
@@ -202,6 +214,8 @@ def _sparse(guesses: Guesses) -> Iterator[str]:
     features = [*guesses.of("sparse"), *guesses.of("list")]
     for column in features:
         yield f"        - {{{_feature(column)}}}  # {column.reason}"
+    for name in guesses.date_categories:
+        yield f"        - {{name: {_yaml(name)}}}  # a category, because its effect is no straight line"
     choice = guesses.history
     if choice is not None and choice.drafted:
         yield (
@@ -217,7 +231,17 @@ def _sparse(guesses: Guesses) -> Iterator[str]:
 _MULTI = ["kind: multi", "max_length: 20"]
 
 
+def _date(column: DateColumn) -> str:
+    fields = [field for field in dataclasses.fields(column) if getattr(column, field.name) != field.default]
+    values = {field.name: getattr(column, field.name) for field in fields}
+    return ", ".join(f"{name}: {_yaml(list(v) if isinstance(v, tuple) else v)}" for name, v in values.items())
+
+
 def _feature(column: Guess) -> str:
+    if column.dates is not None:
+        return _date(
+            DateColumn(name=column.name, parts=("month",), time_unit=column.dates.unit, time_format=column.dates.form)
+        )
     parts = [f"name: {_yaml(column.name)}"]
     if column.role == "list":
         parts += ["kind: sequence", f"of: {_yaml(column.of)}", "max_length: 50"] if column.of else _MULTI

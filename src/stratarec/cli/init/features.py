@@ -8,6 +8,7 @@ from typing import Literal
 
 import polars as pl
 
+from stratarec.cli.init.date_columns import Dates, find_dates
 from stratarec.cli.init.lists import LIKE_A_LIST, find_separator, list_fault, text_fault
 from stratarec.cli.init.numbers import (
     WrittenNumbers,
@@ -19,21 +20,20 @@ from stratarec.cli.init.numbers import (
     written_numbers,
 )
 from stratarec.cli.init.sample import LogSample, growth
-from stratarec.cli.init.times import as_times
 from stratarec.cli.init.words import AMOUNTS, EARLIER, ITEMS, SESSIONS, TIMES, USERS, is_code, names_a, tokens
 from stratarec.data.column_names import check_name
 from stratarec.data.columns.text_values import lists_from_text
 from stratarec.data.schema import Decimal
 from stratarec.errors import ConfigError
 
-Role = Literal["label", "weight", "time", "user", "session", "dense", "sparse", "list", "ignored"]
+Role = Literal["label", "weight", "time", "user", "session", "dense", "sparse", "list", "date", "ignored"]
 
 # Columns of whole numbers with more distinct values are amounts, unless something suggests ids. A user column must also
 # have more distinct values.
 FEW = 50
-# Minimum shares: of times among the values of a time column, of rows at which an index column increases by one, and of
-# a sequence's values that its feature has, too.
-_MOSTLY_TIMES, _MOSTLY_ONE, _MOSTLY_SAME = 0.99, 0.99, 0.5
+# Minimum shares: of rows at which an index column increases by one, and of a sequence's values that its feature has,
+# too.
+_MOSTLY_ONE, _MOSTLY_SAME = 0.99, 0.5
 _LONG_TEXT = 60
 # Maximum number of characters of a value in a reason.
 _SHOWN = 40
@@ -59,6 +59,8 @@ class Guess:
     """Whether the sparse feature has few values that are numbers, which could also be amounts."""
     of: str = ""
     """Name of the feature whose values a list contains, if the list seems to be a sequence of user actions."""
+    dates: Dates | None = None
+    """Format of the dates, for the role ``date``."""
     leak: Guess | None = None
     """Guess for the column if its suspected leak is ignored; set for a column that is left out because of the leak."""
 
@@ -79,6 +81,8 @@ def guess_feature(column: pl.Series, sample: LogSample) -> Guess:
         return _ignored(column, fault) if fault else _list_feature(column, "lists", sample)
     if kind.is_decimal():
         return _ignored(column, "whole numbers of more than 64 bits; write them as text to use them")
+    if kind.is_temporal() and (dates := find_dates(column)[0]) is not None:
+        return Guess(name=column.name, role="date", reason=dates.how, dates=dates)
     if not (kind.is_numeric() or kind in (pl.String, pl.Boolean, pl.Categorical, pl.Enum)):
         advice = "; write each of its fields as a column of its own to use it" if kind.base_type() == pl.Struct else ""
         return _ignored(column, f"{kind}, which is neither a number nor a category{advice}")
@@ -88,7 +92,11 @@ def guess_feature(column: pl.Series, sample: LogSample) -> Guess:
     if column.name in sample.written:
         return _written_feature(column, sample.written[column.name], sample)
     if kind == pl.String or tokens(column.name) & TIMES:
-        reason = _other_times(column)
+        dates, reason = find_dates(column)
+        if dates is not None and dates.words and sample.kind != "csv":
+            return _ignored(column, f"{dates.how}; {dates.words[0]!r} is not a date")
+        if dates is not None:
+            return Guess(name=column.name, role="date", reason=dates.how, dates=dates)
         if reason:
             return _ignored(column, reason)
     if kind.is_float() and not is_whole(column):
@@ -109,18 +117,6 @@ def _written_feature(column: pl.Series, written: WrittenNumbers, sample: LogSamp
         return _ignored(column, f"amounts in several currencies ({units}); write them in one currency to use them")
     reason = f"numbers written as {written.example!r}{_missing(column, sample)}"
     return Guess(name=column.name, role="dense", reason=reason, decimal=written.decimal)
-
-
-def _other_times(column: pl.Series) -> str:
-    """Return why a column that contains times is not the time column; empty if it does not contain times."""
-    present, missing = column.drop_nulls(), column.null_count()
-    dates = present.filter(present.str.contains(r"\d")) if column.dtype == pl.String else present
-    times = as_times(dates) if len(dates) > _MOSTLY_TIMES * len(present) else None
-    if not times:
-        return ""
-    odd: pl.Series = present.filter(~present.is_in(dates.implode()))
-    fault = f"missing in {missing:,} rows" if missing else "a recipe has one time column"
-    return f"{times.how}; " + (f"{odd[0][:_SHOWN]!r} is not a time" if len(odd) else fault)
 
 
 def _ignored(column: pl.Series, reason: str) -> Guess:

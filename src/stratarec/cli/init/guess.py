@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from stratarec.cli.init.date_columns import DateChoice
 from stratarec.cli.init.features import FEW, Guess, Role, as_ids, as_sequence, guess_feature, is_name
 from stratarec.cli.init.label import class_weights, find_label, find_weight, positives
 from stratarec.cli.init.numbers import is_whole
@@ -47,6 +48,10 @@ class Guesses:
     """Length of the test split by time, and of the validation split before it; 0 for a random split."""
     unlabelled: int = 0
     """Number of sampled rows without a label."""
+    dates: tuple[DateChoice, ...] = ()
+    """Features that are computed from dates."""
+    date_categories: tuple[str, ...] = ()
+    """Names of those features of dates that are categories."""
     history: HistoryChoice | None = None
     """Whether the recipe has a history of each user; None if the log has no users, times or items."""
 
@@ -128,7 +133,7 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
 
 def _with_leak(guess: Guess, leak: Leak, *, ignore: bool) -> Guess:
     """Add a suspected leak to the reason of a column. If the leak is certain and `ignore` is set, drop the column."""
-    if guess.role in _FEATURES and leak.certain and ignore:
+    if guess.role in (*_FEATURES, "date") and leak.certain and ignore:
         return Guess(name=guess.name, role="ignored", reason=leak.text, leak=guess)
     if guess.role not in (*_FEATURES, "ignored"):
         return guess

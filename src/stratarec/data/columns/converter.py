@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -156,7 +156,8 @@ class Converter:
             columns[schema.weight] = self.weight(frame[schema.weight])
         time = self.time(frame[schema.time], schema.time_unit, schema.time_format) if schema.time else None
         if schema.dates:
-            numbers = compute_dates(schema, self._dates(frame, schema, time))
+            known = {} if time is None else {schema.time: to_seconds(time, schema.time_unit)}
+            numbers = compute_dates(schema.dates, self.dates(frame, schema.dates, known))
             frame = frame.with_columns(pl.Series(name, column) for name, column in numbers.items())
         for dense in schema.dense:
             with naming_column(self._path, dense.name):
@@ -437,10 +438,15 @@ class Converter:
         self.require(raw, value.is_not_null(), expected)
         return value
 
-    def _dates(self, frame: pl.DataFrame, schema: Schema, time: pl.Series | None) -> dict[str, Seconds]:
-        """Return the seconds since 1970 of every column of dates, `NO_DATE` where a date is missing."""
-        seconds = {} if time is None else {schema.time: to_seconds(time, schema.time_unit)}
-        for date in schema.dates:
+    def dates(
+        self, frame: pl.DataFrame, dates: Sequence[DateColumn], known: Mapping[str, pl.Series]
+    ) -> dict[str, Seconds]:
+        """Return the seconds since 1970 of every column of dates, `NO_DATE` where a date is missing.
+
+        Columns in `known` were read before.
+        """
+        seconds = dict(known)
+        for date in dates:
             if date.name not in seconds:
                 with naming_column(self._path, date.name):
                     seconds[date.name] = self._date(frame[date.name], date)

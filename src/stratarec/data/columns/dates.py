@@ -7,7 +7,7 @@ rounded down), from the year 1 to 9999. Days follow the Gregorian calendar in al
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
@@ -19,7 +19,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.data.durations import PER_SECOND
-from stratarec.data.schema import DatePart, Schema, TimeUnit
+from stratarec.data.schema import DateColumn, DatePart, TimeUnit
 from stratarec.data.splits import FIRST_DATE, LAST_DATE
 
 _DAY, _EPOCH = 86_400, datetime(1970, 1, 1)
@@ -64,8 +64,8 @@ PARTS: Mapping[DatePart, Callable[[LocalTimes], Seconds]] = {
 }
 
 
-def compute_dates(schema: Schema, seconds: Mapping[str, Seconds]) -> dict[str, NDArray[np.float64]]:
-    """Return the numbers of all features of `Schema.dates`, NaN where a date is missing.
+def compute_dates(dates: Sequence[DateColumn], seconds: Mapping[str, Seconds]) -> dict[str, NDArray[np.float64]]:
+    """Return the features of columns of dates, NaN where a date is missing.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def compute_dates(schema: Schema, seconds: Mapping[str, Seconds]) -> dict[str, N
         ``[N]`` seconds since 1970 in UTC of each column of dates, `NO_DATE` where missing.
     """
     numbers = dict[str, NDArray[np.float64]]()
-    for column in schema.dates:
+    for column in dates:
         times = seconds[column.name]
         missing = times == NO_DATE
         local = LocalTimes(local_seconds(np.where(missing, 0, times), column.zone))

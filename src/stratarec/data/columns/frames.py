@@ -339,7 +339,7 @@ class PlainRowReader:
                 raise _NotPlain
             seconds[name] = np.array(cells, dtype=np.int64)
         singles = {feature.name for feature, _ in self._features}
-        numbers = compute_dates(schema, seconds)
+        numbers = compute_dates(schema.dates, seconds)
         return {
             name: [None if cell != cell else int(cell) for cell in column.tolist()]
             if name in singles
