@@ -57,6 +57,16 @@ def test_figures_are_those_of_the_runs_and_only_differing_fields_are_listed(
         assert not entry["other_data"]
 
 
+def test_tables_that_stay_float32_are_named_next_to_the_precision_of_the_recipe(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = Recipe.from_dict({**tiny(runs, run=str(tmp_path / "int8"), max_steps=5), "memory": {"precision": "int8"}})
+    Trainer(recipe, prepared(recipe.data)).train()
+    assert any("float32" in note for note in content(capsys, runs / "one", tmp_path / "int8")["runs"][1]["notes"])
+    assert main(["compare", str(runs / "one"), str(tmp_path / "int8")]) == 0
+    assert "int8: float32" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_continued_run_has_no_test_split(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     going = tmp_path / "going"
     recipe = Recipe.from_dict(tiny(runs, run=str(going), max_steps=25))

@@ -90,6 +90,7 @@ def remarks(content: Content) -> list[str]:
     unfinished = [visible(run["run"]) for run in content["runs"] if run["result"] is None]
     if unfinished:
         lines.append(f"not finished, so without a test: {', '.join(unfinished)}")
+    lines += [f"{visible(run['run'])}: {visible(note)}" for run in content["runs"] for note in run["notes"]]
     if not content["differences"]:
         lines.append("the recipes are the same")
     return lines

@@ -28,7 +28,7 @@ from stratarec.reporting.html import (
     new_curve_axes,
     write_html,
 )
-from stratarec.reporting.metric_texts import INTERVAL, by_label, interval, show, shown, verdict
+from stratarec.reporting.metric_texts import INTERVAL, by_label, interval, show, show_with_interval, shown, verdict
 from stratarec.reporting.plan_page import COMPARED, cached_tables, comparison_rows, level0_of, levels
 from stratarec.reporting.step_time import MeasuredStep, predicted_times
 
@@ -93,8 +93,8 @@ def write_report(
         times=predicted_times(plan, time),
         ranks=_ranks(result),
         chosen=ShownTable(heads=("field", "value"), rows=[(name, _value(value)) for name, value in chosen.items()]),
-        evaluations=_evaluations(position, result, of_tested=True),
-        earlier=_evaluations(position, result, of_tested=False),
+        evaluations=_tested(position, result),
+        earlier=_others(position, result),
         members=_members(recipe["model"], position, result),
         reliability=reliability_table(splits),
         importance=[] if isinstance(importance, str) else importance_sections(importance),
@@ -161,16 +161,30 @@ def _correction(train: Mapping[str, Any]) -> str:
     return "one shift of all logits, as train.class_weight requires"
 
 
-def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any], *, of_tested: bool) -> ShownTable:
-    """Return a table of the evaluations of the tested checkpoint if `of_tested`, else of all other checkpoints."""
+def _tested(position: Mapping[str, Any], result: Mapping[str, Any]) -> ShownTable:
+    """Return a table of the evaluations of the tested checkpoint: a row for each metric, which fits every window."""
     tested = step_of(result["checkpoint"])
-    evaluations = [
-        ("validation", entry["step"], entry)
+    evaluations = [("validation", entry) for entry in position["evaluations"] if entry["step"] == tested]
+    columns = [part for split, entry in [*evaluations, *_outcome(result).items()] for part in by_label(split, entry)]
+    return ShownTable(
+        heads=("metric", *(split for split, _ in columns)),
+        rows=[
+            (METRICS[name].label, *(show_with_interval(figures, name, 5) for _, figures in columns))
+            for name in shown(figures for _, figures in columns)
+            if columns
+        ],
+    )
+
+
+def _others(position: Mapping[str, Any], result: Mapping[str, Any]) -> ShownTable:
+    """Return a table of the validation evaluations of all other checkpoints."""
+    tested = step_of(result["checkpoint"])
+    rows = [
+        (name, entry["step"], figures)
         for entry in position["evaluations"]
-        if (entry["step"] == tested) is of_tested
+        if entry["step"] != tested
+        for name, figures in by_label("validation", entry)
     ]
-    evaluations += [] if not of_tested else [(split, tested, entry) for split, entry in _outcome(result).items()]
-    rows = [(name, step, figures) for split, step, entry in evaluations for name, figures in by_label(split, entry)]
     names = shown(figures for _, _, figures in rows)
     return ShownTable(
         heads=("split", "step", *(METRICS[name].label for name in names)),

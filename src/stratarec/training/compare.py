@@ -13,7 +13,7 @@ from stratarec.io.names import step_of
 from stratarec.recipe import leaves
 from stratarec.training import checkpoint
 from stratarec.training.run.open_run import require_run
-from stratarec.training.run.run_directory import read_recipe, read_result
+from stratarec.training.run.run_directory import plan_notes, read_recipe, read_result
 from stratarec.training.steps.state import TrainingState, best
 
 # Fields of a recipe that do not influence training.
@@ -39,6 +39,8 @@ class RunSummary:
     """Validation metrics at step `chosen`; None if that step was not evaluated."""
     result: dict[str, Any] | None
     """Content of ``result.json``; None until the run has ended."""
+    notes: tuple[str, ...]
+    """Remarks of the run's plan, such as tables that stayed float32 whatever ``memory.precision`` says."""
 
     @classmethod
     def read(cls, path: Path, name: str) -> RunSummary:
@@ -70,6 +72,7 @@ class RunSummary:
             chosen=chosen,
             validation=next((entry for entry in evaluations if entry["step"] == chosen), None),
             result=content,
+            notes=plan_notes(path),
         )
 
 
@@ -114,6 +117,7 @@ class RunComparison:
                 "checkpoint": run.chosen,
                 "validation": run.validation,
                 "result": run.result,
+                "notes": list(run.notes),
                 "other_data": other,
             }
             for run, other in zip(self.runs, self.other_data, strict=True)

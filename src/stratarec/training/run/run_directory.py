@@ -316,6 +316,15 @@ def _asked(recipe: Recipe) -> Json:
     return memory if recipe.hot.budget is None else {**memory, "hot": recipe.hot.budget}
 
 
+def plan_notes(run: Path) -> tuple[str, ...]:
+    """Return the remarks of the plan of a run, such as tables that stay float32; empty if the run has no plan."""
+    path = run / PLAN
+    if not path.exists():
+        return ()
+    content = read_sealed(path, RunPlan, "train the run again with --overwrite", CheckpointError)
+    return Plan.from_dict(content.plan, str(path)).notes
+
+
 def read_plan(run: Path, recipe: Recipe, dataset: Dataset, level0: Memory | None = None) -> Plan | None:
     """Read the plan of a run; None if there is none, or if it cannot be used.
 
