@@ -106,3 +106,20 @@ def test_an_empty_split_is_refused(tmp_path: Path, split: dict[str, Any], messag
     with refuses(DataError, message):
         prepare(timed_config(tmp_path, [hour * HOUR for hour in range(50)], SplitConfig(**split)))
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("later", "is_odd"), [(0.5, True), (0.15, False)])
+def test_a_split_by_time_whose_share_of_positives_changes_is_reported(
+    tmp_path: Path, later: float, is_odd: bool
+) -> None:
+    draws, times = np.random.default_rng(0), np.arange(3000)
+    rate = np.where(times < 2000, 0.1, later)
+    frame = pl.DataFrame({"label": (draws.random(3000) < rate).astype(int), "item": times % 7, "time": times})
+    schema = Schema(label="label", time="time", sparse=(SparseFeature(name="item"),))
+    for by_time in (True, False):
+        split = SplitConfig(by="time", valid="1s", test="1000s") if by_time else SplitConfig()
+        root = tmp_path / str(by_time)
+        root.mkdir()
+        dataset = prepare(log_config(root, schema, frame, split=split))
+        assert bool(dataset.odd_split) == (is_odd and by_time)
+        assert any("times?" in line and "'time'" in line for line in dataset.suspicions) == (is_odd and by_time)

@@ -7,80 +7,98 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratarec.kernels.trees import FIELDS, pack_trees, reference_sum_trees, sum_trees
+from stratarec.kernels.trees import NODE_FIELDS, SET_FIELDS, TreeArrays, pack_trees, reference_sum_trees, sum_trees
 
-Array = np.ndarray[Any, Any]
-M, T, N, COLUMNS = 2, 5, 7, 3
+M, T, N, COLUMNS, SETS = 2, 10, 7, 3, 20
 
 pytestmark = pytest.mark.interpreted
 
 
-def draw(seed: int, trees: int = T) -> tuple[Array, Array, Array]:
+def draw(seed: int, trees: int = T) -> tuple[np.ndarray[Any, Any], TreeArrays]:
     """Return rows, and complete binary trees with thresholds and sets."""
-    draws = np.random.default_rng(seed)
-    nodes = np.full((M, T, N, FIELDS), -1, dtype=np.float32)
-    nodes[:, :trees, :, 0] = draws.integers(-COLUMNS, COLUMNS, (M, trees, N))
-    nodes[:, :trees, :, 1] = draws.normal(scale=100, size=(M, trees, N))
+    draws, inner = np.random.default_rng(seed), trees * N
+    nodes = np.zeros((trees, N, NODE_FIELDS))
+    nodes[:, :, 0] = draws.integers(-COLUMNS, COLUMNS, (trees, N))
+    thresholds = draws.normal(scale=100, size=(trees, N))
+    nodes[:, :, 1] = np.where(nodes[:, :, 0] < 0, draws.integers(0, SETS, (trees, N)), thresholds)
     places = np.arange(N)
     for side in (0, 1):
         child = 2 * places + 1 + side
-        nodes[:, :trees, :, 2 + side] = np.where(child < N, child, N - child - 1)
-    nodes[:, :trees, :, 4:] = draws.integers(0, 1 << 16, (M, trees, N, FIELDS - 4))
-    leaves = draws.normal(size=(M, T, N + 1)).astype(np.float32)
-    leaves[:, trees:] = 0
+        nodes[:, :, 2 + side] = np.where(child < N, child, N - child - 1)
+    arrays = (
+        np.stack([np.arange(trees) * M // max(trees, 1), np.full(trees, N)], axis=1), nodes.reshape(inner, NODE_FIELDS),
+        draws.integers(0, 1 << 16, (SETS, SET_FIELDS)), draws.normal(size=inner + trees),
+    )  # fmt: skip
     rows = draws.integers(-20, 300, (140, COLUMNS)) + draws.choice([0.0, 0.5], (140, COLUMNS))
     rows[:9, 0] = [np.nan, 0, 255, 256, -1, 1e30, -1e30, 255.5, -0.5]
-    return rows.astype(np.float32), nodes, leaves
+    return rows.astype(np.float32), TreeArrays(*(array.astype(np.float32) for array in arrays))
 
 
 @pytest.mark.parametrize("trees", [0, 1, 3, T])
 def test_sums_match_the_reference(trees: int) -> None:
-    rows, nodes, leaves = draw(trees, trees)
-    packed = pack_trees(nodes, COLUMNS)
+    rows, arrays = draw(trees, trees)
+    packed = pack_trees(arrays, COLUMNS, M)
     assert packed is not None
-    sums = sum_trees(rows, packed, leaves)
-    np.testing.assert_allclose(sums, reference_sum_trees(rows, nodes, leaves), rtol=1e-6, atol=1e-6)
+    sums = sum_trees(rows, packed, arrays.leaves, M)
+    np.testing.assert_allclose(sums, reference_sum_trees(rows, arrays, M), rtol=1e-6, atol=1e-6)
     assert sums.any() == bool(trees)
     for few in (0, 1, 8, 15):  # sets of few rows are tested in another way
-        np.testing.assert_array_equal(sum_trees(rows[:few], packed, leaves), sums[:few])
+        np.testing.assert_array_equal(sum_trees(rows[:few], packed, arrays.leaves, M), sums[:few])
 
 
 BAD = (np.nan, np.inf, -np.inf, 1e30, -1e30, float(N), -float(N) - 2, 0.0, 0.5)
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [(field, value) for field in (0, 2, 3, 4) for value in BAD if field < 4 or np.isfinite(value)]
+    ("array", "field", "value"),
+    [
+        (array, field, value)
+        for array, fields in (("nodes", (0, 1, 2, 3)), ("trees", (0, 1)), ("sets", (0,)))
+        for field in fields
+        for value in BAD
+        if np.isfinite(value) or array != "sets"
+    ],
 )
-def test_invalid_trees_terminate(field: int, value: float) -> None:
+def test_invalid_trees_terminate(array: str, field: int, value: float) -> None:
     """A node may not exist or lead to itself.
 
     Files with numbers that are not finite are refused before trees are used.
     """
-    rows, nodes, leaves = draw(1)
-    nodes[0, 0, :, field] = value
-    for _ in range(2):
-        packed = pack_trees(nodes, COLUMNS)
-        if field in (2, 3):
+    rows, arrays = draw(1)
+    for end in (1, None):
+        getattr(arrays, array)[:end, field] = value
+        packed = pack_trees(arrays, COLUMNS, M)
+        if (array, field) in (("nodes", 2), ("nodes", 3)) or (array == "trees" and not 0 <= value < (M, N + 1)[field]):
             assert packed is None
         if packed is not None:
-            assert np.isfinite(sum_trees(rows, packed, leaves)).all()
-        nodes[0, 0, :, 0] = value
+            assert np.isfinite(sum_trees(rows, packed, arrays.leaves, M)).all()
 
 
 @pytest.mark.parametrize("child", [(1, 1), (-1, -8), (0, 2), (2, 0)])
 def test_a_node_or_leaf_with_two_parents_is_refused(child: tuple[int, int]) -> None:
-    nodes = draw(1)[1]
+    arrays = draw(1)[1]
     place, value = child
-    nodes[0, 0, place, 2] = value
-    assert pack_trees(nodes, COLUMNS) is None
+    arrays.nodes[place, 2] = value
+    assert pack_trees(arrays, COLUMNS, M) is None
+
+
+@pytest.mark.parametrize("name", ["nodes", "leaves"])
+@pytest.mark.parametrize("end", [-1, 0])
+def test_arrays_that_are_too_short_are_refused(name: str, end: int) -> None:
+    arrays = draw(1)[1]
+    assert pack_trees(arrays._replace(**{name: getattr(arrays, name)[:end]}), COLUMNS, M) is None
 
 
 def test_a_constant_and_an_uneven_tree() -> None:
-    nodes, leaves = np.full((1, 2, 30, FIELDS), -1, np.float32), np.arange(62, dtype=np.float32).reshape(1, 2, 31) + 1
-    nodes[0, 0, 0, :4] = 0, np.finfo(np.float32).max, -1, -2
-    nodes[0, 1, :, 0], nodes[0, 1, :, 1] = 0, np.arange(30)
-    nodes[0, 1, :, 2], nodes[0, 1, :, 3] = -1 - np.arange(30), np.append(np.arange(1, 30), -31)
+    nodes = np.zeros((30, NODE_FIELDS))
+    nodes[:, 1] = np.arange(30)
+    nodes[:, 2], nodes[:, 3] = -1 - np.arange(30), np.append(np.arange(1, 30), -31)
+    trees = np.array([[0, 0], [0, 30]])
+    arrays = TreeArrays(*(array.astype(np.float32) for array in (trees, nodes, np.zeros((0, 16)), np.arange(1, 33))))
     rows = np.arange(-2, 33, dtype=np.float32)[:, None]
-    packed = pack_trees(nodes, 1)
+    packed = pack_trees(arrays, 1, 1)
     assert packed is not None
-    np.testing.assert_array_equal(sum_trees(rows, packed, leaves), reference_sum_trees(rows, nodes, leaves))
+    sums = sum_trees(rows, packed, arrays.leaves, 1)
+    np.testing.assert_array_equal(sums, reference_sum_trees(rows, arrays, 1))
+    assert sums[0, 0] == 3
+    assert sums[-1, 0] == 33

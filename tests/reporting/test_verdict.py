@@ -40,7 +40,10 @@ def test_better_than_the_base_rate_requires_more_than_chance() -> None:
     assert "better than the base rate: " in verdict_of(figures(5_000, 1.0))
     assert "not better" in verdict_of(figures(5_000, 0.0))
     assert "not better" in verdict_of(figures(300, 0.05))
-    assert "worse than the base rate" in verdict_of(figures(5_000, 0.3, scale=6.0))
+    worse = figures(5_000, 0.3, scale=6.0)
+    assert "worse than the base rate" in verdict_of(worse)
+    odd = verdict([], {"test": worse, "checkpoint": "step-00000001", "steps": 1}, asdict(TrainConfig()), odd_split=True)
+    assert "check schema.time and time_format" in odd[0]
 
 
 def test_few_samples_of_a_class_give_no_verdict() -> None:

@@ -314,3 +314,14 @@ def test_an_ensemble_continues_while_half_of_its_networks_improve() -> None:
     assert [patience_exhausted(entries[:count], config) for count in range(1, 6)] == [False, False, False, False, True]
     plain = [{key: entry[key] for key in ("step", "log_loss")} for entry in entries]
     assert [patience_exhausted(plain[:count], config) for count in range(1, 6)] == [False, False, True, True, True]
+
+
+def test_an_ensemble_ends_when_its_networks_have_no_weight() -> None:
+    config = EarlyStoppingConfig(metric="log_loss", patience=2)
+    weights = [0.3, 0.01, 0.05, 0.01, 0.01]
+    entries = [
+        {"step": step, "log_loss": 0.5 - step / 100, "networks_improved": step, "networks_weight": weight}
+        for step, weight in enumerate(weights, 1)
+    ]
+    assert [patience_exhausted(entries[:count], config) for count in range(1, 6)] == [False] * 4 + [True]
+    assert not patience_exhausted(entries, EarlyStoppingConfig(metric="log_loss", patience=0))

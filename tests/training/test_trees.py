@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,14 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.estimator.click_model import ClickModel
 from stratarec.io.tensors import read_tensors
-from stratarec.models.zoo.trees import RATED, TreeMembers
+from stratarec.models.zoo.trees import RATED, TreeMembers, TreeSizes
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
 from stratarec.training.resolve import choose_defaults, resolve
 from stratarec.training.run.open_run import open_run
-from stratarec.training.steps.tree_process import fit
-from stratarec.training.steps.trees import _fit_rates
+from stratarec.training.steps.tree_process import _grow, fit
+from stratarec.training.steps.trees import _fit_rates, read_models
 from stratarec.training.trainer import Trainer
 
 NODES, WEIGHTS = "score.trees.nodes", "score.out.weights"
@@ -57,7 +58,7 @@ def log(path: Path, rows: int = 1500, *, random: bool = False, seed: int = 5) ->
 def make_recipe(root: Path, **options: Any) -> Recipe:
     content = of_log(root, **options)
     content["data"]["source"]["schema"]["sparse"].append({"name": "tags", "kind": "multi", "max_length": 3})
-    content["model"] = {**content["model"], "members": 4, "trees": 60}
+    content["model"] = {**content["model"], "members": 4, "trees": True}
     return Recipe.from_dict(content)
 
 
@@ -73,38 +74,31 @@ def test_logits_match_lightgbm_and_trees_have_weight(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests: list[dict[str, Any]] = []
-    real_savez, real_train = np.savez, lightgbm.train
+    real_savez = np.savez
     monkeypatch.setattr(np, "savez", lambda file, **arrays: (requests.append(arrays), real_savez(file, **arrays)))
     trainer = train(make_recipe(home, run=str(tmp_path / "run")))
     trees = trainer.model.network.trees
     assert trees is not None
-    rows, boosters = requests[0]["train_rows"].copy(), {}
+    rows = requests[0]["train_rows"].copy()
     assert np.isnan(rows).sum() == 0
-
-    def recorded(settings: Any, *options: Any, **named: Any) -> Any:
-        boosters[settings["seed"]] = real_train(settings, *options, **named)
-        return boosters[settings["seed"]]
-
-    monkeypatch.setattr(lightgbm, "train", recorded)
-    empty, names = TreeMembers(trees.nodes.shape[1]), len(trees.features)
-    request = {name: np.array(array) for name, array in requests[0].items()}
-    again = fit(request | {"nodes": empty.nodes.numpy(), "leaves": empty.leaves.numpy()})
-    np.testing.assert_array_equal(again["nodes"], trees.nodes.numpy())
+    again, names = fit(requests[0]), len(trees.features)
+    models = [model.decode() for model in again["models"].tolist()]
+    arrays = read_models(models, [0, 0, 0, names, 0])
+    np.testing.assert_array_equal(arrays["nodes"], trees.nodes.numpy())
+    columns = [rows[:, :-names]] * 3 + [rows[:, names:], rows]
     expected = [
-        booster.predict(seen, raw_score=True, num_iteration=booster.best_iteration)
-        for booster, seen in zip(
-            [boosters[seed] for seed in sorted(boosters)], [rows[:, :-names]] * 2 + [rows[:, names:]] * 2, strict=True
-        )
+        lightgbm.Booster(model_str=model).predict(seen, raw_score=True)
+        for model, seen in zip(models, columns, strict=True)
     ]
-    assert len(expected) == trees.fitted == 4
+    assert (trees.counts > 0).all()
     monkeypatch.setattr(trees, "columns", lambda dense, sparse: rows)
     actual = trees(torch.zeros(0), None).numpy()  # type: ignore[arg-type]
     np.testing.assert_allclose(actual, np.stack(expected, 1), atol=1e-5)
-    assert (trees.nodes[0, :, :, 4:] > 0).any(), "no set of values"
+    assert trees.sets.any(), "no set of values"
     members = trainer.state.evaluations[-1]["members"]
-    assert len(members) == 8
+    assert len(members) == 9
     assert sum(row["weight"] for row in members[4:]) > 0.2
-    assert [row["step"] for row in members[4:]] == [0] * 4
+    assert [row["step"] for row in members[4:]] == [0] * 5
 
 
 def test_click_rates_are_those_of_other_parts_and_of_all_samples_for_new_rows() -> None:
@@ -112,8 +106,9 @@ def test_click_rates_are_those_of_other_parts_and_of_all_samples_for_new_rows() 
     code, label = draws.integers(0, 9, 500), draws.integers(0, 2, 500).astype(np.float32)
     code[:3] = RATED + 5, RATED, 0  # without rates
     weight = draws.gamma(2.0, 1.0, 500).astype(np.float32)
-    trees = TreeMembers(1)
+    trees = TreeMembers()
     trees.set_features((("item", False), ("tags", True)))
+    trees.resize(TreeSizes(rated=RATED))
     rows = np.stack([code, code, np.zeros(500), np.zeros(500), code], axis=1).astype(np.float32)
     _fit_rates(trees, rows, label, weight, seed=7)
     part, known = np.random.default_rng(7).integers(0, 10, 500), np.where(code < RATED, code, 0)
@@ -197,9 +192,8 @@ def test_invalid_trees_terminate_and_are_refused(home: Path, tmp_path: Path, pla
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=1))
     trees = trainer.model.network.trees
     assert trees is not None
-    trees.nodes[0, 0, 0, 2:4] = trees.nodes[0, 0, 0, 2:4].where(trees.nodes[0, 0, 0, 2:4] != -1, 1)
-    trees.nodes[0, 0, 0, place[0]] = place[1]
-    trees.nodes[0, 0, 0, 3] = trees.nodes[0, 0, 0, 2]  # a cycle in both directions
+    trees.nodes[0, place[0]] = place[1]
+    trees.nodes[0, 3] = trees.nodes[0, 2]
     batch = next(trainer.loader.batches(0, 0))
     with pytest.raises(TrainingError, match="trees of the ensemble are damaged"):
         trees(batch.dense, batch.sparse)
@@ -216,10 +210,10 @@ def test_one_class_in_validation_gives_an_ensemble_without_trees(tmp_path: Path)
     prepare(recipe.data)
     trainer = train(recipe)
     weights = [row["weight"] for row in trainer.state.evaluations[-1]["members"]]
-    assert weights == pytest.approx([0.25] * 4 + [0] * 4)
+    assert weights == pytest.approx([0.25] * 4 + [0] * 5)
     trees = trainer.model.network.trees
     assert trees is not None
-    assert not trees.leaves.any()
+    assert not len(trees.leaves)
 
 
 def test_random_labels_stay_random_with_a_unique_value_per_row(tmp_path: Path) -> None:
@@ -237,9 +231,9 @@ def test_random_labels_stay_random_with_a_unique_value_per_row(tmp_path: Path) -
 def test_several_ranks_have_no_trees(home: Path) -> None:
     dataset, mesh = Dataset.open(home / "data"), replace(Mesh.alone(), ranks=2)
     content = make_recipe(home).to_dict()
-    assert choose_defaults(Recipe.from_dict(content), {}, dataset)["model.trees"] > 0
-    assert resolve(Recipe.from_dict(content), dataset, mesh, named={"model.members": 4}).recipe.model.trees == 0  # type: ignore[attr-defined]
-    with refuses(ConfigError, "model.trees 60 2"):
+    assert choose_defaults(Recipe.from_dict(content), {}, dataset)["model.trees"] is True
+    assert resolve(Recipe.from_dict(content), dataset, mesh, named={"model.members": 4}).recipe.model.trees is False  # type: ignore[attr-defined]
+    with refuses(ConfigError, "model.trees true 2"):
         resolve(Recipe.from_dict(content), dataset, mesh)
 
 
@@ -252,7 +246,40 @@ def test_a_missing_library_is_named_and_gives_an_ensemble_without_trees(
     monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=20))
     assert any("lightgbm does not load (libgomp.so.1" in line for line in lines)
-    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 4
+    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 5
+
+
+def test_a_limit_of_seconds_before_the_first_tree_gives_an_ensemble_without_trees(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
+    trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=20, tree_seconds=0))
+    assert any("no trees are fitted: train.tree_seconds is 0" in line for line in lines)
+    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 5
+    assert "tree_seconds" in trainer.state.may_differ[0][1]
+    _, scores = agreeing_scores(trainer.run, home / "log.parquet", tmp_path, rtol=1e-6)
+    assert len(set(scores.tolist())) > 1
+
+
+class SlowBooster:
+    """Booster whose loss falls with each tree, of which each takes some milliseconds."""
+
+    trees = 0
+
+    def update(self) -> bool:
+        time.sleep(0.002)
+        self.trees += 1
+        return False
+
+    def eval_valid(self) -> list[tuple[str, str, float]]:
+        return [("valid", "binary_logloss", 1 / self.trees)]
+
+
+def test_a_deadline_ends_the_growth_and_keeps_the_trees_until_then() -> None:
+    count, is_limited = _grow(SlowBooster(), time.monotonic() + 0.2)
+    assert is_limited
+    assert 1 <= count <= 100
 
 
 def test_an_error_of_lightgbm_is_reported_with_its_last_line(

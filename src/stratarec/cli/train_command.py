@@ -78,7 +78,10 @@ def train(args: argparse.Namespace) -> None:
         )
     if not mesh.is_first:
         return
-    sentences = dataset.suspicions + verdict(trainer.state.evaluations, result, trainer.recipe.to_dict()["train"])
+    section = trainer.recipe.to_dict()["train"]
+    sentences = dataset.suspicions + verdict(
+        trainer.state.evaluations, result, section, odd_split=bool(dataset.odd_split)
+    )
     if args.json:
         print_json({"run": str(trainer.run), **result, "verdict": list(sentences)})
         return

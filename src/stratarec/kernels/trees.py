@@ -1,19 +1,19 @@
 """Sums of boosted trees over rows of numbers.
 
-A tree has N inner nodes; node 0 is the root. A node is a row of float32 numbers, because files of weights and their
-averages contain only such numbers, and all integers here are exact in float32:
+A tree has N_t inner nodes and N_t + 1 leaves; its node 0 is the root. A node is a row of float32 numbers, because files
+of weights and their averages contain only such numbers, and all integers here are exact in float32:
 
-    feature, threshold, left, right, 16 words of 16 bits
+    feature, threshold, left, right
 
-If the feature is f >= 0, samples with ``row[f] <= threshold`` go left. If it is ``-1 - f``, the words are a set of
-numbers below 256, and samples whose number is in the set go left. A child c >= 0 is a node, which has a larger number
-than its parent, and ``-1 - c`` is a leaf.
+If the feature is f >= 0, samples with ``row[f] <= threshold`` go left. If it is ``-1 - f``, the threshold is the number
+of a set of numbers below 256, in 16 words of 16 bits, and samples whose number is in the set go left. A child c >= 0 is
+a node of the same tree, which has a larger number than its parent, and ``-1 - c`` is a leaf.
 
 `pack_trees` validates trees once, and stores for each node which leaves remain possible on either side. Then
 `sum_trees` visits all nodes of a tree, for many rows at once, and the one leaf that remains is the result (Lucchese et
 al. 2015, QuickScorer).
 
-Shapes: B samples, C columns, M members, T trees of a member, N nodes, N + 1 leaves.
+Shapes: B samples, C columns, M members, T trees of all members, N nodes and N + T leaves of all trees, S sets.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-CATEGORIES, FIELDS = 256, 20
-"""Number of values that a set distinguishes, and of numbers in a node."""
-_FIRST_WORD, _SET_WORDS = 4, CATEGORIES // 32
+CATEGORIES = 256
+"""Number of values that a set distinguishes."""
+NODE_FIELDS, SET_FIELDS, TREE_FIELDS = 4, CATEGORIES // 16, 2
+"""Number of numbers in a node, in a set and in the description of a tree."""
+_SET_WORDS = CATEGORIES // 32
 # Leaves are bits of positive int32 numbers.
 _MOST_NODES = 30
 # Rows that are computed together. With fewer than `_FEW` rows, sets are tested one row after another.
@@ -35,90 +37,115 @@ _BLOCK, _FEW = 512, 16
 Floats = NDArray[np.float32]
 
 
+class TreeArrays(NamedTuple):
+    """Trees as they are stored, those of a member one after another. The arrays may have any content."""
+
+    trees: Floats
+    """``[T, 2]`` member and number of inner nodes of each tree. A tree without nodes is a constant."""
+    nodes: Floats
+    """``[N, 4]``."""
+    sets: Floats
+    """``[S, 16]``."""
+    leaves: Floats
+    """``[N + T]``."""
+
+
 class PackedTrees(NamedTuple):
     """Valid trees in the form that `sum_trees` reads. Nodes that compare numbers are before nodes with sets."""
 
-    columns: NDArray[np.int32]
-    """``[M, T, N]`` places of the numbers that nodes compare."""
-    thresholds: Floats
-    """``[M, T, N]``."""
-    kept: NDArray[np.int32]
-    """``[M, T, N, 2]`` leaves that remain possible to the left and to the right of a node, as bits."""
-    sets: NDArray[np.uint32]
-    """``[M, T, N, 8]`` sets of numbers below 256, as bits."""
+    members: NDArray[np.int32]
+    """``[T]`` member of each tree."""
     ends: NDArray[np.int32]
-    """``[M, T, 2]`` end of the nodes that compare numbers, and of all nodes; 0 behind the last tree of a member."""
+    """``[T, 2]`` end of the nodes that compare numbers, and of all nodes."""
+    columns: NDArray[np.int32]
+    """``[N]`` places of the numbers that nodes compare."""
+    thresholds: Floats
+    """``[N]``."""
+    places: NDArray[np.int32]
+    """``[N]`` number of a node's set; 0 for nodes without sets."""
+    kept: NDArray[np.int32]
+    """``[N, 2]`` leaves that remain possible to the left and to the right of a node, as bits."""
+    sets: NDArray[np.uint32]
+    """``[S, 8]`` sets of numbers below 256, as bits."""
 
 
-def pack_trees(nodes: Floats, columns: int) -> PackedTrees | None:
-    """Pack trees for `sum_trees`, or return None if a node or a leaf does not exist, or has several parents.
+def pack_trees(arrays: TreeArrays, columns: int, members: int) -> PackedTrees | None:
+    """Pack trees for `sum_trees`, or return None if a member, node, leaf or set does not exist, or if a node or leaf
+    has several parents.
 
     Parameters
     ----------
-    nodes : ndarray
-        ``[M, T, N, 20]``, of any content. A tree whose root is the leaf 0 on both sides ends its member.
-    columns : int
-        C.
+    arrays : TreeArrays
+    columns, members : int
+        C and M.
     """
-    shape = nodes.shape[:3]
-    assert shape[2] <= _MOST_NODES
+    trees, nodes = len(arrays.trees), len(arrays.nodes)
     packed = PackedTrees(
-        np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros((*shape, 2), np.int32),
-        np.zeros((*shape, _SET_WORDS), np.uint32), np.zeros((*shape[:2], 2), np.int32),
+        np.zeros(trees, np.int32), np.zeros((trees, 2), np.int32), np.zeros(nodes, np.int32),
+        np.zeros(nodes, np.float32), np.zeros(nodes, np.int32), np.zeros((nodes, 2), np.int32),
+        np.zeros((len(arrays.sets), _SET_WORDS), np.uint32),
     )  # fmt: skip
-    return packed if _pack_trees(nodes, np.float32(columns), packed) else None
+    if len(arrays.leaves) != nodes + trees:
+        return None
+    is_valid = _pack_trees(arrays, np.float32(columns), np.float32(members), packed)
+    return packed if is_valid else None
 
 
 @njit(nogil=True, cache=True)
-def _pack_trees(nodes, columns, packed):
-    inner = nodes.shape[2]
-    last, none = np.float32(inner), np.float32(-inner - 1)
+def _pack_trees(arrays, columns, members, packed):
+    sets, end = np.float32(len(arrays.sets)), 0
     # Leaves to the left and to the right of each node, as bits; 0 if the node is not part of the tree.
-    below = np.empty((inner, 2), dtype=np.int32)
-    for m in range(nodes.shape[0]):
-        for t in range(nodes.shape[1]):
-            tree = nodes[m, t]
-            if tree[0, 2] == -1.0 and tree[0, 3] == -1.0:
-                break
-            below[:] = 0
-            below[0] = 1
-            leaves = np.int32(0)
+    below = np.empty((_MOST_NODES, 2), dtype=np.int32)
+    for place in range(len(arrays.sets)):
+        for word in range(_SET_WORDS):
+            low, high = int(arrays.sets[place, 2 * word]), int(arrays.sets[place, 2 * word + 1])
+            packed.sets[place, word] = (low & 65535) | (high & 65535) << 16
+    for t in range(len(arrays.trees)):
+        member, size = arrays.trees[t]
+        if not (np.float32(0.0) <= member < members and np.float32(0.0) <= size <= np.float32(_MOST_NODES)):
+            return False
+        first, inner = end, int(size)
+        if first + inner > len(arrays.nodes):
+            return False
+        packed.members[t] = int(member)
+        tree = arrays.nodes[first : first + inner]
+        last, none = np.float32(inner), np.float32(-inner - 1)
+        below[:] = 0
+        below[0] = 1
+        leaves = np.int32(0)
+        for n in range(inner):
+            if not (below[n, 0] and -columns <= tree[n, 0] < columns):
+                return False
+            if tree[n, 0] < 0 and not np.float32(0.0) <= tree[n, 1] < sets:
+                return False
+            for side in range(2):
+                child = tree[n, 2 + side]
+                if np.float32(n) < child < last and not below[int(child), 0]:
+                    below[int(child)] = 1
+                elif none <= child < np.float32(0.0) and not (leaves >> int(-1 - child)) & 1:
+                    leaves |= np.int32(1 << int(-1 - child))
+                else:
+                    return False
+        for n in range(inner - 1, -1, -1):
+            for side in range(2):
+                child = int(tree[n, 2 + side])
+                below[n, side] = below[child, 0] | below[child, 1] if child >= 0 else 1 << (-1 - child)
+        for is_set in range(2):
             for n in range(inner):
-                if below[n, 0]:
-                    if not -columns <= tree[n, 0] < columns:
-                        return False
+                if (tree[n, 0] < 0) == is_set:
+                    column = int(tree[n, 0])
+                    packed.columns[end] = -1 - column if is_set else column
+                    packed.thresholds[end] = tree[n, 1]
+                    packed.places[end] = int(tree[n, 1]) if is_set else 0
                     for side in range(2):
-                        child = tree[n, 2 + side]
-                        if np.float32(n) < child < last and not below[int(child), 0]:
-                            below[int(child)] = 1
-                        elif none <= child < np.float32(0.0) and not (leaves >> int(-1 - child)) & 1:
-                            leaves |= np.int32(1 << int(-1 - child))
-                        else:
-                            return False
-            for n in range(inner - 1, -1, -1):
-                if below[n, 0]:
-                    for side in range(2):
-                        child = int(tree[n, 2 + side])
-                        below[n, side] = below[child, 0] | below[child, 1] if child >= 0 else 1 << (-1 - child)
-            end = 0
-            for is_set in range(2):
-                for n in range(inner):
-                    if below[n, 0] and (tree[n, 0] < 0) == is_set:
-                        column = int(tree[n, 0])
-                        packed.columns[m, t, end] = -1 - column if is_set else column
-                        packed.thresholds[m, t, end] = tree[n, 1]
-                        for side in range(2):
-                            # The root also removes leaves that are not part of the tree.
-                            packed.kept[m, t, end, side] = below[n, side] if n == 0 else ~below[n, 1 - side]
-                        for word in range(_SET_WORDS):
-                            low, high = int(tree[n, _FIRST_WORD + 2 * word]), int(tree[n, _FIRST_WORD + 2 * word + 1])
-                            packed.sets[m, t, end, word] = (low & 65535) | (high & 65535) << 16
-                        end += 1
-                packed.ends[m, t, is_set] = end
-    return True
+                        # The root also removes bits without a leaf.
+                        packed.kept[end, side] = below[n, side] if n == 0 else ~below[n, 1 - side]
+                    end += 1
+            packed.ends[t, is_set] = end
+    return end == len(arrays.nodes)
 
 
-def sum_trees(rows: Floats, trees: PackedTrees, leaves: Floats) -> Floats:
+def sum_trees(rows: Floats, trees: PackedTrees, leaves: Floats, members: int) -> Floats:
     """Return the sum of the leaves that each row reaches, ``[B, M]``.
 
     Parameters
@@ -126,11 +153,13 @@ def sum_trees(rows: Floats, trees: PackedTrees, leaves: Floats) -> Floats:
     rows : ndarray
         ``[B, C]``.
     trees : PackedTrees
-        Trees that were packed for C columns.
+        Trees that were packed for C columns and M members.
     leaves : ndarray
-        ``[M, T, N + 1]``.
+        ``[N + T]``.
+    members : int
+        M.
     """
-    sums = np.zeros((len(rows), len(leaves)), dtype=np.float64)
+    sums = np.zeros((len(rows), members), dtype=np.float64)
     _sum_trees(rows, trees, leaves, sums)
     return sums.astype(np.float32)
 
@@ -155,55 +184,57 @@ def _sum_trees(rows, trees, leaves, sums):
                 value = rows[first + b, c]
                 is_code = np.float32(0.0) <= value < np.float32(CATEGORIES)
                 block[c, b], codes[c, b] = value, np.int32(value) if is_code else np.int32(-1)
-        for m in range(leaves.shape[0]):
-            for t in range(leaves.shape[1]):
-                if trees.ends[m, t, 1] == 0:
-                    break
-                possible[:count] = -1
-                for n in range(trees.ends[m, t, 0]):
-                    column, threshold = block[trees.columns[m, t, n]], trees.thresholds[m, t, n]
-                    left, right = trees.kept[m, t, n]
-                    for b in range(count):
-                        possible[b] &= left if column[b] <= threshold else right
-                for n in range(trees.ends[m, t, 0], trees.ends[m, t, 1]):
-                    code, words = codes[trees.columns[m, t, n]], trees.sets[m, t, n]
-                    left, right = trees.kept[m, t, n]
-                    if count < _FEW:
-                        for b in range(count):
-                            in_set[b] = code[b] >= 0 and (words[code[b] >> 5] >> np.uint32(code[b] & 31)) & np.uint32(1)
-                    else:
-                        # A loop for each word, because the vectors of processors have no fast access by index.
-                        in_set[:count] = 0
-                        for w in range(_SET_WORDS):
-                            word, place = words[w], np.int32(w)
-                            for b in range(count if word else 0):
-                                bit = (word >> np.uint32(code[b] & np.int32(31))) & np.uint32(1)
-                                in_set[b] |= bit if code[b] >> np.int32(5) == place else np.uint32(0)
-                    for b in range(count):
-                        possible[b] &= left if in_set[b] else right
-                values = leaves[m, t]
-                # The exponent of a power of two is the number of its bit.
+        end = 0
+        for t in range(len(trees.members)):
+            m, first_node, first_leaf = trees.members[t], end, end + t
+            middle, end = trees.ends[t]
+            possible[:count] = -1 if end > first_node else 1
+            for n in range(first_node, middle):
+                column, threshold = block[trees.columns[n]], trees.thresholds[n]
+                left, right = trees.kept[n]
                 for b in range(count):
-                    power[b] = possible[b]
+                    possible[b] &= left if column[b] <= threshold else right
+            for n in range(middle, end):
+                code, words = codes[trees.columns[n]], trees.sets[trees.places[n]]
+                left, right = trees.kept[n]
+                if count < _FEW:
+                    for b in range(count):
+                        in_set[b] = code[b] >= 0 and (words[code[b] >> 5] >> np.uint32(code[b] & 31)) & np.uint32(1)
+                else:
+                    # A loop for each word, because the vectors of processors have no fast access by index.
+                    in_set[:count] = 0
+                    for w in range(_SET_WORDS):
+                        word, place = words[w], np.int32(w)
+                        for b in range(count if word else 0):
+                            bit = (word >> np.uint32(code[b] & np.int32(31))) & np.uint32(1)
+                            in_set[b] |= bit if code[b] >> np.int32(5) == place else np.uint32(0)
                 for b in range(count):
-                    sums[first + b, m] += values[(bits[b] >> 23) - 127]
+                    possible[b] &= left if in_set[b] else right
+            values = leaves[first_leaf:]
+            # The exponent of a power of two is the number of its bit.
+            for b in range(count):
+                power[b] = possible[b]
+            for b in range(count):
+                sums[first + b, m] += values[(bits[b] >> 23) - 127]
 
 
-def reference_sum_trees(rows: Floats, nodes: Floats, leaves: Floats) -> Floats:
+def reference_sum_trees(rows: Floats, arrays: TreeArrays, members: int) -> Floats:
     """Compute `sum_trees` of valid trees in Python, one sample at a time."""
-    sums = np.zeros((len(rows), len(nodes)))
-    for (b, m), _ in np.ndenumerate(sums):
-        for tree, values in zip(nodes[m].tolist(), leaves[m].tolist(), strict=True):
-            at = 0
+    sums, sets = np.zeros((len(rows), members)), arrays.sets.tolist()
+    for b, row in enumerate(rows.tolist()):
+        first = 0
+        for t, (member, size) in enumerate(arrays.trees.astype(int).tolist()):
+            tree, at = arrays.nodes[first : first + size].tolist(), 0 if size else -1
             while at >= 0:
-                feature, threshold, left, right, *words = tree[at]
-                value = float(rows[b, int(feature if feature >= 0 else -1 - feature)])
+                feature, threshold, left, right = tree[at]
+                value = row[int(feature if feature >= 0 else -1 - feature)]
                 if feature >= 0:
                     goes_left = value <= threshold
                 else:
                     number = int(value) if 0 <= value < CATEGORIES else 0
-                    bit = int(words[number // 16]) >> (number % 16) & 1
+                    bit = int(sets[int(threshold)][number // 16]) >> (number % 16) & 1
                     goes_left = 0 <= value < CATEGORIES and bool(bit)
                 at = int(left if goes_left else right)
-            sums[b, m] += values[-1 - at]
+            sums[b, member] += arrays.leaves[first + t - 1 - at]
+            first += size
     return sums.astype(np.float32)

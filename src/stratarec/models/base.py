@@ -24,7 +24,7 @@ from stratarec.models.heads import MMoE, SharedBottom, build_heads
 from stratarec.models.history import History, HistoryWindows, build_pooling
 from stratarec.models.request import Request, Runs, chosen
 from stratarec.models.zoo.fields import Terms
-from stratarec.models.zoo.trees import TreeMembers
+from stratarec.models.zoo.trees import MEMBERS, TreeMembers
 
 
 def build_tables(
@@ -149,7 +149,7 @@ class Network(nn.Module):
     @property
     def tree_columns(self) -> int:
         """Number of columns behind the dense features in the input of the network outside training."""
-        return 0 if self.trees is None else len(self.trees.nodes)
+        return 0 if self.trees is None else MEMBERS
 
     def inputs(self, dense: Tensor, sparse: KeyedJagged) -> Tensor:
         """Return the dense features, followed by the logits of trees if there are any. Training does not use these."""

@@ -124,6 +124,9 @@ class TrainConfig:
     a repeated run may then differ in its last bits."""
     seed: int = 0
     """Seed of initial weights and of the order of batches."""
+    tree_seconds: float = 600.0
+    """Limit of the time in which LightGBM fits the trees of an ensemble. A run that reaches it says so, because another
+    run may have other trees."""
     dense: DenseOptimizerConfig = field(default_factory=DenseOptimizerConfig)
     """Optimizer of the network."""
     embedding: RowOptimizerConfig = field(default_factory=RowOptimizerConfig)
@@ -187,6 +190,7 @@ class TrainConfig:
         counts = ("batch_size", "epochs", "log_every", "shuffle_row_groups", "portions")
         check_ranges(self, "train.", **dict.fromkeys(counts, "[1, inf)"), threads=f"[0, {_MOST_THREADS}]")
         check_ranges(self, "train.", max_steps="[0, inf)", clip_norm="[0, inf)", eval_every="[0, inf)")
+        check_ranges(self, "train.", tree_seconds="[0, inf)")
         if self.clip_rows and not self.clip_norm:
             raise ConfigError(
                 "train.clip_rows is true, but train.clip_norm is 0: set it to the norm to scale gradients to"

@@ -133,7 +133,13 @@ _TOLERANCE, _SURPRISE = 0.05, 3.0
 _LOCAL_TOLERANCE, _TIMES_CHANCE = 0.1, 2.0
 
 
-def verdict(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any], train: Mapping[str, Any]) -> list[str]:
+def verdict(
+    evaluations: Sequence[Mapping[str, Any]],
+    result: Mapping[str, Any],
+    train: Mapping[str, Any],
+    *,
+    odd_split: bool = False,
+) -> list[str]:
     """Return the main findings about a finished run, the most severe first. Each is a part of a sentence.
 
     Parameters
@@ -144,6 +150,8 @@ def verdict(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any],
         Content of ``result.json``.
     train : mapping
         The ``train`` section of the recipe.
+    odd_split : bool
+        Whether times that were read wrongly could explain the split (`Dataset.odd_split`).
     """
     split, figures = _tested(evaluations, result)
     # The advice is only for runs without calibration: a map fitted on validation may be wrong on later days.
@@ -151,7 +159,7 @@ def verdict(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any],
     output = []
     for name, part in by_label(split, figures) if figures else ():
         head = "" if name == split else f"{name.removeprefix(split).lstrip(', ')}: "
-        output += [f"{head}{line}" for line in _fitness(part, split, advice)]
+        output += [f"{head}{line}" for line in _fitness(part, split, advice, odd_split=odd_split)]
     return [
         *output, *_calibrated(result), *_choice(evaluations, result),
         *_progress(evaluations, step_of(result["checkpoint"]), result["steps"], train),
@@ -239,7 +247,7 @@ def _promise(values: Sequence[float]) -> float:
     return gains[-1] * sum(ratio**step for step in range(1, _FURTHER + 1))
 
 
-def _fitness(figures: Figures, split: str, advice: str) -> Iterator[str]:
+def _fitness(figures: Figures, split: str, advice: str, *, odd_split: bool) -> Iterator[str]:
     loss, entropy, ratio = (figures[name] for name in ("log_loss", "normalized_entropy", "calibration"))
     rarer = _rarer(figures)
     if rarer < _FEW:
@@ -251,7 +259,8 @@ def _fitness(figures: Figures, split: str, advice: str) -> Iterator[str]:
     half = Z95 * (figures.get("entropy_error") or 0.0)
     bounds = f"(95 %: {1 - entropy - half:.1%} to {1 - entropy + half:.1%})"
     if entropy - half > 1:
-        yield f"worse than the base rate: {constant}; predict {rate:.4g} instead, and look at features and splits"
+        check = "first check schema.time and time_format, as above" if odd_split else "look at features and splits"
+        yield f"worse than the base rate: {constant}; predict {rate:.4g} instead, and {check}"
     elif entropy + half >= 1:
         yield f"not better than the base rate by more than chance: {constant}; predicting {rate:.4g} is as good"
     else:

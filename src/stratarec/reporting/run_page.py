@@ -79,7 +79,7 @@ def write_report(
         lead=f"{recipe['model']['kind']}, {result['steps']:,} steps on {dataset.name}",
         verdict=[
             *dataset.suspicions,
-            *verdict(position["evaluations"], result, recipe["train"]),
+            *verdict(position["evaluations"], result, recipe["train"], odd_split=bool(dataset.odd_split)),
             *(f"baselines: {sentence}" for sentence in result["baselines"]),
             *([] if time is None else time.verdict(cached, result.get("sharing", ""), level0)),
         ],

@@ -45,6 +45,7 @@ from stratarec.io.tensors import Spec
 from stratarec.models import ModelConfig
 from stratarec.models.base import build_tables
 from stratarec.models.calibration import LogitMap
+from stratarec.models.zoo.trees import TreeSizes
 
 FORMAT: Literal[5] = 5
 DELTA_FORMAT: Literal[3] = 3
@@ -155,6 +156,8 @@ class ExportManifest(Model):
     """Sequence features; the next inputs of the network are the rows and the mask of each."""
     tables: dict[str, ExportedTable]
     vocabularies: dict[str, ExportedVocabulary]
+    trees: TreeSizes = TreeSizes()
+    """Lengths of the tensors of trees in ``network.safetensors``, if the model has trees."""
     calibration: tuple[LogitMap, ...] = ()
     """Correction of each label's logit; empty if none was fitted."""
     files: dict[str, ExportedFile]

@@ -175,6 +175,8 @@ def _network(folder: Path, manifest: ExportManifest) -> Network:
     try:
         with torch.device("meta"):
             network = build_network(manifest.model, manifest.columns, pooled_keys)
+            if network.trees is not None:
+                network.trees.resize(manifest.trees)
         specs = {name: Spec.of(tensor) for name, tensor in network.state_dict().items()}
     except (ConfigError, RuntimeError, OverflowError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]

@@ -49,6 +49,7 @@ from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
 from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models import CTRModel
 from stratarec.models.metrics import WATCHED
+from stratarec.models.zoo.trees import TreeSizes
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.members import BestMembers
 from stratarec.training.steps.state import TrainingState
@@ -56,6 +57,7 @@ from stratarec.training.steps.step import WeightAverage
 
 FORMAT: Literal[10] = 10
 NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
+_TREES = "score.trees."
 
 Json = dict[str, pydantic.JsonValue]
 Seconds = Annotated[float, pydantic.Field(ge=0)]
@@ -251,8 +253,7 @@ class Checkpoint:
         Returns a reason if training from here may give other bits than the run that wrote the checkpoint; otherwise an
         empty string.
         """
-        check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
-        model.network.load_state_dict(self.network)
+        self._load_network(model)
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 
     def warm_start(self, model: CTRModel, rows: RowOptimizerConfig) -> None:
@@ -260,9 +261,14 @@ class Checkpoint:
 
         `rows` is the row optimizer of the earlier run (`LookupEngine.initialize_from`).
         """
+        self._load_network(model)
+        model.embeddings.engine.initialize_from(self.path / "tables", self.state["tables"], rows)
+
+    def _load_network(self, model: CTRModel) -> None:
+        if (trees := model.network.trees) is not None:
+            trees.resize(TreeSizes.of({name.removeprefix(_TREES): each for name, each in self.network.items()}))
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
-        model.embeddings.engine.initialize_from(self.path / "tables", self.state["tables"], rows)
 
 
 def load(path: Path) -> Checkpoint:

@@ -100,7 +100,7 @@ class FinalEvaluation:
             "memory": self._memory(),
             "parts": self._parts(),
             "caches": self._caches(),
-            "network_bytes": sum(weight.numel() * weight.element_size() for weight in self.model.network.parameters()),
+            "network_bytes": sum(tensor.nbytes for tensor in self.model.network.state_dict().values()),
         }
         if self.mesh.ranks > 1:
             self._gather_reasons(state)

@@ -39,7 +39,14 @@ from stratarec.reporting.metric_texts import by_label, show_with_interval
 from stratarec.training.checkpoint import CheckpointManager
 from stratarec.training.evaluate import ScoredSamples, measured, score_split
 from stratarec.training.steps.members import BestMembers
-from stratarec.training.steps.state import Evaluation, TrainingState, best, patience_exhausted, rate_factor
+from stratarec.training.steps.state import (
+    Evaluation,
+    TrainingState,
+    best,
+    networks_are_unused,
+    patience_exhausted,
+    rate_factor,
+)
 from stratarec.training.steps.step import Item, Losses, Pipeline, WeightAverage
 from stratarec.training.steps.thread_tuner import ThreadTuner
 
@@ -482,6 +489,11 @@ class Validation:
             self.progress.say(f"step {state.step}: {label} {', '.join(shown)}")
         curves.add_evaluation(entry)
         state.finished = patience_exhausted(state.evaluations, stopping)
+        if state.finished and networks_are_unused(state.evaluations, stopping):
+            self.progress.say(
+                f"step {state.step}: the trees have had all of the weight in {stopping.patience} evaluations, so "
+                "training of the networks ends"
+            )
         return best(state.evaluations, stopping) is state.evaluations[-1]
 
     def _scored(self, step: int, closing: bool) -> tuple[ScoredSamples, dict[str, Any]]:
@@ -500,4 +512,8 @@ class Validation:
                 samples, table = self.members.combine(score(), step, closing=closing)
                 steps = sorted(int(member["step"]) for member in table if member["step"])
                 # The last step at which half of the networks were better than before; trees have step 0.
-                return samples, {"members": table, "networks_improved": steps[len(steps) // 2] if steps else 0}
+                return samples, {
+                    "members": table,
+                    "networks_improved": steps[len(steps) // 2] if steps else 0,
+                    "networks_weight": sum(member["weight"] for member in table if member["step"]),
+                }

@@ -191,8 +191,8 @@ _SMALLEST, _LARGEST = 128, 4096
 # With fewer training samples than _FEW, a run has _EPOCHS epochs. With fewer than _MEDIUM, an ensemble has ten.
 _FEW, _EPOCHS, _MEDIUM = 20_000, 2, 50_000
 _EVALUATIONS = 4
-# Maximum number of trees of an ensemble's member, and of training samples for which they are fitted by default.
-_TREES, _MOST_OF_TREES = 600, 300_000
+# Maximum number of training samples for which trees are fitted by default.
+_MOST_OF_TREES = 300_000
 # Number of columns above which an ensemble's learning rates fall, and its sizes by the maximum number of columns.
 _COLUMNS = 200
 _SIZES: dict[float, dict[str, Any]] = {
@@ -253,7 +253,7 @@ def _of_ensemble(samples: int, validated: bool, batch_size: int, columns: int) -
     falling = {f"train.{part}.schedule.kind": "polynomial" for part in ("dense", "embedding")}
     return {
         "model.members": 6 if samples < _FEW else 8,
-        "model.trees": _TREES if validated and samples <= _MOST_OF_TREES else 0,
+        "model.trees": validated and samples <= _MOST_OF_TREES,
         "train.batch_size": batch,
         "train.epochs": 100 if several else 10 if validated and samples < _MEDIUM else 5,
         **({} if several else falling),
@@ -348,7 +348,7 @@ def resolve(
     """
     values = {} if named is None else choose_defaults(recipe, named, dataset, earlier)
     if mesh.ranks > 1 and values.get("model.trees"):
-        values["model.trees"] = 0
+        values["model.trees"] = False
     recipe = in_numbers(recipe.with_fields(values), dataset)
     mesh.check_same({"recipe": recipe.to_dict(), "data": dataset.fingerprint})
     not_compared = check_prepared(recipe.data, dataset)
@@ -359,7 +359,7 @@ def resolve(
     check_installed(recipe.train.curves)
     check_average(recipe.train, mesh)
     if mesh.ranks > 1 and isinstance(recipe.model, EnsembleConfig) and recipe.model.trees:
-        raise ConfigError(f"model.trees is {recipe.model.trees}, and {mesh.ranks} ranks train the model: set it to 0")
+        raise ConfigError(f"model.trees is true, and {mesh.ranks} ranks train the model: set it to false")
     lines = (*describe_defaults(values, dataset), not_compared, exchange_remark(recipe, mesh))
     return ResolvedRun(recipe=recipe, mesh=mesh, remarks=tuple(filter(None, lines)))
 

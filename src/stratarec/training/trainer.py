@@ -353,7 +353,12 @@ class Trainer:
         if (trees := self.model.network.trees) is not None and self.members is not None:
             fit = TreeFit(trees, self.dataset, self.config)
             stack.callback(fit.close)
-            self.loop.finish_trees = lambda: fit.finish(self.progress)
+
+            def finish() -> None:
+                if difference := fit.finish(self.progress):
+                    self._may_differ(self.state.step, difference)
+
+            self.loop.finish_trees = finish
             if self.stages.average.enabled:  # an average begins with all tensors of the network
                 self.loop.with_trees()
 

@@ -56,6 +56,8 @@ from stratarec.io.sealed import regular_file_below
 Verify = Literal["full", "all", "used"]
 Item = TypeVar("Item")
 
+# Ratio of the shares of positive samples at which a split by time is reported, and the fewest samples of each class.
+_ODD, _FEW = 2.0, 20
 # Number of attempts to open a data set that another process replaces at the same time.
 _TRIES = 3
 
@@ -133,8 +135,11 @@ class Dataset:
 
     @property
     def suspicions(self) -> list[str]:
-        """Remarks on features that seem to reveal the label, and on held-out samples that repeat training samples."""
+        """Remarks on features that seem to reveal the label, on held-out samples that repeat training samples, and on a
+        split by time that times which were read wrongly could explain.
+        """
         leaks = [f"a leak? {leak.feature}: {leak.text}" for leak in self.about.leaks]
+        leaks += [f"times? {self.odd_split}"] if self.odd_split else []
         if not self.about.repeated:
             return leaks
         shares = " and ".join(f"{share:.1%} of {split} samples" for split, share in self.about.repeated.items())
@@ -143,6 +148,29 @@ class Dataset:
             "copies from the log, or split it by user or session",
             *leaks,
         ]
+
+    @property
+    def odd_split(self) -> str:
+        """What to check if the share of positive samples of a split by time changes by a factor of two; empty if not.
+
+        A log whose times were read with a wrong format is divided at random places, often by season or hour.
+        """
+        split = self.about.origin.settings.get("split")
+        if not isinstance(split, dict) or split.get("by") != "time":
+            return ""
+        rates = {}
+        for name in self.splits:
+            count = self.label_counts(name)[self.schema.label_column]
+            if min(count.positives, count.known - count.positives) >= _FEW:
+                rates[name] = count.positives / count.known
+        if len(rates) < 2 or max(rates.values()) < _ODD * min(rates.values()):
+            return ""
+        shares = ", ".join(f"{rate:.2%} of {name}" for name, rate in rates.items())
+        return (
+            f"the share of positive samples differs by a factor of {_ODD:g} between splits by time ({shares} samples): "
+            f"check that {self.schema.time!r} is the time of the event and that schema.time_format reads it correctly, "
+            "or split by fraction"
+        )
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -191,9 +191,8 @@ class EnsembleConfig(VectorsConfig):
     each sample's features. ``narrow``: a quarter of the hidden outputs, no dropout."""
     member_mlp: tuple[int, ...] = (128, 64)
     """Hidden sizes of each member's network."""
-    trees: int = 0
-    """Maximum number of boosted trees in each of four more members, which LightGBM fits while the networks
-    train; 0 for no such members."""
+    trees: bool = False
+    """Whether there are four more members of boosted trees, which LightGBM fits while the networks train."""
     bins: int = 32
     """Q, number of bins between quantiles of a number; its effect is linear in each bin."""
     dropout: float = 0.1
@@ -201,7 +200,7 @@ class EnsembleConfig(VectorsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges(self, "model.", bins="[1, inf)", trees="[0, 1000]")
+        check_ranges(self, "model.", bins="[1, inf)")
         if not self.member_kinds:
             raise ConfigError("model.member_kinds is empty, expected at least one kind, such as plain")
         if self.batch_norm:

@@ -7,57 +7,105 @@ logits are columns behind the numbers of a network's dense input, so everything 
 A tree compares numbers: dense features, and for each sparse feature either its code, the id plus 1 (0 if there is none;
 ids are ordered by frequency), or the click rate of the code. For a list, both are its length.
 
-Shapes: B samples, F numbers, S sparse features, M members, T trees of a member, N nodes of a tree.
+Shapes: B samples, F numbers, S sparse features, M members, T trees, N nodes of all trees, R codes with a click rate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
 import numpy as np
+import pydantic
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.errors import TrainingError
-from stratarec.kernels.trees import FIELDS, PackedTrees, pack_trees, sum_trees
+from stratarec.kernels.trees import NODE_FIELDS, SET_FIELDS, TREE_FIELDS, PackedTrees, TreeArrays, pack_trees, sum_trees
 
-MEMBERS = 4
+MEMBERS = 5
 """M, number of members that are trees (`training/steps/trees.py` says how they differ)."""
 RATED = 8192
-"""Number of codes of a feature that have a click rate; all larger codes have the rate of code 0."""
+"""Maximum number of codes of a feature that have a click rate; all larger codes have the rate of code 0."""
 LEAVES = 31
 """Maximum number of leaves of a tree."""
 
+Length = Annotated[int, pydantic.Field(ge=0, lt=1 << 40)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeSizes:
+    """Lengths of the tensors of `TreeMembers`."""
+
+    trees: Length = 0
+    """T."""
+    nodes: Length = 0
+    """N."""
+    sets: Length = 0
+    """Number of sets of values that nodes compare with."""
+    rated: Annotated[Length, pydantic.Field(ge=1)] = 1
+    """R, number of codes that have a click rate."""
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> TreeSizes:
+        """Return the lengths of tensors, by name; 0 or 1 for tensors that are missing or have another dimension."""
+        none = torch.empty(0, 0)
+        trees, nodes, sets, rates = (
+            tensor.shape if (tensor := tensors.get(name, none)).dim() == 2 else none.shape
+            for name in ("trees", "nodes", "sets", "rates")
+        )
+        return cls(trees=trees[0], nodes=nodes[0], sets=sets[0], rated=max(rates[1], 1))
+
+    def shapes(self, features: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor for a number of sparse features."""
+        return {
+            "trees": (self.trees, TREE_FIELDS),
+            "nodes": (self.nodes, NODE_FIELDS),
+            "sets": (self.sets, SET_FIELDS),
+            "leaves": (self.nodes + self.trees,),
+            "rates": (features, self.rated),
+        }
+
 
 class TreeMembers(nn.Module):
-    """Boosted trees, stored as tensors of fixed shapes; unused trees at the end have no nodes.
+    """Boosted trees, stored as tensors without padding (`kernels/trees.py`). There are none until they are fitted."""
 
-    Parameters
-    ----------
-    trees : int
-        T, maximum number of trees of a member.
-    """
-
+    trees: Tensor
     nodes: Tensor
+    sets: Tensor
     leaves: Tensor
     rates: Tensor
 
-    def __init__(self, trees: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.set_features(())
+        self.features: tuple[tuple[str, bool], ...] = ()
         self._packed: tuple[Tensor, int, PackedTrees] | None = None
-        self.register_buffer("nodes", torch.full((MEMBERS, trees, LEAVES - 1, FIELDS), -1.0))
-        self.register_buffer("leaves", torch.zeros(MEMBERS, trees, LEAVES))
+        for name, shape in TreeSizes().shapes(0).items():
+            self.register_buffer(name, torch.zeros(shape))
 
     def set_features(self, features: tuple[tuple[str, bool], ...]) -> None:
         """Set the names of sparse features in order, and whether each is a list."""
         self.features = features
-        self.register_buffer("rates", torch.zeros(len(features), RATED))
+        self.resize(self.sizes)
 
     @property
-    def fitted(self) -> int:
-        """Number of members that have trees; they are the first ones."""
-        return int((self.nodes[:, 0, 0, 3] != -1).sum())
+    def sizes(self) -> TreeSizes:
+        """Lengths of the tensors."""
+        return TreeSizes.of(dict(self.named_buffers()))
+
+    def resize(self, sizes: TreeSizes) -> None:
+        """Replace the tensors by zeros of other lengths."""
+        for name, shape in sizes.shapes(len(self.features)).items():
+            setattr(self, name, getattr(self, name).new_zeros(shape))
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Number of trees of each member, ``[M]``."""
+        members = self.trees[:, 0].cpu().numpy()
+        return np.array([np.count_nonzero(members == member) for member in range(MEMBERS)])
 
     def columns(self, dense: Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
         """Return the numbers that trees compare: codes, dense features and click rates, ``[B, S + F + S]``."""
@@ -68,18 +116,21 @@ class TreeMembers(nn.Module):
         is_list = np.array([[is_list] for _, is_list in self.features], dtype=bool).reshape(-1, 1)
         places = [sparse.keys.index(name) for name, _ in self.features]
         codes = np.where(is_list | (lengths[places] == 0), lengths[places], ids[places])
-        rates = np.take_along_axis(self.rates.cpu().numpy(), np.where(codes < RATED, codes, 0), axis=1)
+        rates = np.take_along_axis(self.rates.cpu().numpy(), np.where(codes < self.rates.shape[1], codes, 0), axis=1)
         numbers = (codes.T, dense.cpu().numpy(), np.where(is_list, codes, rates).T)
         return np.concatenate([column.astype(np.float32) for column in numbers], axis=1)
 
     def forward(self, dense: Tensor, sparse: KeyedJagged) -> Tensor:
         """Return the logits of members, ``[B, M]``, on the CPU."""
         rows, version = self.columns(dense, sparse), self.nodes._version
+        leaves = self.leaves.cpu().numpy()
         if self._packed is None or self._packed[0] is not self.nodes or self._packed[1] != version:
-            packed = pack_trees(self.nodes.cpu().numpy(), rows.shape[1])
+            trees, nodes, sets = (tensor.cpu().numpy() for tensor in (self.trees, self.nodes, self.sets))
+            arrays = TreeArrays(trees=trees, nodes=nodes, sets=sets, leaves=leaves)
+            packed = pack_trees(arrays, rows.shape[1], MEMBERS)
             if packed is None:
                 raise TrainingError(
                     "the trees of the ensemble are damaged: a node does not exist; use another checkpoint"
                 )
             self._packed = self.nodes, version, packed
-        return torch.from_numpy(sum_trees(rows, self._packed[2], self.leaves.cpu().numpy()))
+        return torch.from_numpy(sum_trees(rows, self._packed[2], leaves, MEMBERS))

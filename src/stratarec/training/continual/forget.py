@@ -22,7 +22,6 @@ from stratarec.data.schema import Schema
 from stratarec.data.vocabulary import Vocabulary, buckets_of
 from stratarec.errors import DataError
 from stratarec.io.atomic import open_regular
-from stratarec.models.zoo.trees import RATED
 from stratarec.planning.plan import Plan
 from stratarec.training import checkpoint
 from stratarec.training.continual.rebase import Ids, commit_change, put_rows, save_checkpoint
@@ -75,7 +74,7 @@ def forget(run: Path, file: str) -> Forgotten:
         if (trees := trained.model.network.trees) is not None:
             for place, feature in enumerate(trained.dataset.schema.sparse):
                 codes = rows.get(feature.vocabulary, np.zeros(0, dtype=np.int64)) + 1
-                trees.rates[place, codes[codes < RATED]] = 0
+                trees.rates[place, codes[codes < trees.rates.shape[1]]] = 0
         loaded = checkpoint.load(trained.checkpoint)
         state = {name: loaded.state[name] for name in ("step", "training")}
         save_checkpoint(trained, trained.model, dataset, state, work)

@@ -173,8 +173,10 @@ def _describe(trained: TrainedModel) -> dict[str, Any]:
     """Return the fields of the manifest other than tables, vocabularies and files."""
     dataset, recipe, configs = trained.dataset, trained.recipe, trained.model.embeddings.tables
     pooled, sequences = inputs(configs, dataset.schema)
+    trees = trained.model.network.trees
     return {
         "model": recipe.model,
+        **({} if trees is None else {"trees": trees.sizes}),
         "precision": recipe.train.precision,
         "columns": dataset.schema,
         "moments": {

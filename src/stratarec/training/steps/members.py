@@ -130,10 +130,11 @@ class BestMembers:
                 stored[chosen] = own[chosen]
         self._logits[:, is_better], self._losses[is_better] = samples.logit[:, is_better], losses[is_better]
         self._steps[: len(chosen)][chosen] = step
-        trees = self._score.trees
-        count = 0 if trees is None else trees.fitted
-        used = networks + count
-        weights = np.pad(select_weights(self._logits[:, :used], *_known(samples), trees=count), (0, len(losses) - used))
+        used, trees = np.ones(len(losses), np.bool_), self._score.trees
+        if trees is not None:
+            used[networks:] = trees.counts > 0
+        weights = np.zeros(len(losses), np.float32)
+        weights[used] = select_weights(self._logits[:, used], *_known(samples), trees=int(used[networks:].sum()))
         self._stored[_WEIGHTS].copy_(torch.from_numpy(weights))
         table = [
             {"step": at, "log_loss": float(loss), "weight": float(weight)}

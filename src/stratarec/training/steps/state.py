@@ -103,6 +103,10 @@ def best(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> Eval
     return max(comparable, key=lambda entry: _goodness(entry, config), default=None)
 
 
+# Networks of an ensemble whose weights sum to less than this do not change its scores.
+_NO_WEIGHT = 0.02
+
+
 def patience_exhausted(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> bool:
     """Return whether at least `config.patience` evaluations followed the best one; false if patience is 0.
 
@@ -112,8 +116,16 @@ def patience_exhausted(evaluations: Sequence[Evaluation], config: EarlyStoppingC
     chosen = best(evaluations, config)
     if chosen is None or not config.patience:
         return False
+    if networks_are_unused(evaluations, config):
+        return True
     improved: int = max(chosen["step"], evaluations[-1].get("networks_improved", 0))
     return len([entry for entry in evaluations if entry["step"] > improved]) >= config.patience
+
+
+def networks_are_unused(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> bool:
+    """Return whether the networks of an ensemble had no weight in the last `config.patience` evaluations."""
+    last = evaluations[-config.patience :] if config.patience else ()
+    return len(last) == config.patience > 0 and all(entry.get("networks_weight", 1.0) < _NO_WEIGHT for entry in last)
 
 
 def _plain(entry: Evaluation) -> dict[str, Any]:

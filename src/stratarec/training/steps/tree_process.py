@@ -8,95 +8,112 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 _PATIENCE = 50
 _SETTINGS: dict[str, Any] = {
-    "objective": "binary", "min_data_in_leaf": 20, "cat_smooth": 20, "cat_l2": 20,
-    "verbosity": -1, "deterministic": True, "force_row_wise": True, "num_threads": 1,
+    "objective": "binary", "min_data_in_leaf": 20, "verbosity": -1, "deterministic": True, "force_row_wise": True,
+    "num_threads": 1,
 }  # fmt: skip
-_MEMBERS: tuple[dict[str, Any], ...] = (
-    {"learning_rate": 0.04, "feature_fraction": 0.5, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 3.0},
-    {"learning_rate": 0.12, "feature_fraction": 0.7, "extra_trees": True, "lambda_l2": 1.0},
-)
+
+
+class Member(NamedTuple):
+    """Member of an ensemble that is fitted here."""
+
+    inputs: Literal["codes", "rates", "both"]
+    """Whether its trees compare codes or click rates, next to dense features."""
+    settings: dict[str, Any]
+
+
+_LIGHT = {
+    "learning_rate": 0.05, "feature_fraction": 0.8, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 1.0,
+    "cat_smooth": 10, "cat_l2": 10,
+}  # fmt: skip
+_EXTRA = {
+    "learning_rate": 0.12, "feature_fraction": 0.7, "extra_trees": True, "lambda_l2": 1.0, "cat_smooth": 20,
+    "cat_l2": 20,
+}  # fmt: skip
+_STRONG = {
+    "learning_rate": 0.04, "feature_fraction": 0.5, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 3.0,
+    "cat_smooth": 20, "cat_l2": 20,
+}  # fmt: skip
+MEMBERS = (
+    Member("codes", _STRONG), Member("codes", _EXTRA), Member("codes", _LIGHT), Member("rates", _EXTRA),
+    Member("both", _LIGHT),
+)  # fmt: skip
+_FIRST_THREAD = 3
+"""Number of members that the first of two threads fits; the others take as long."""
 _HIDDEN = ("sklearn", "pandas", "matplotlib", "graphviz", "dask")
 
 
 def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays ``nodes`` and ``leaves`` of `kernels/trees.py`, and the ``counts`` of trees of the members.
+    """Return ``models``, the trees of each member as LightGBM writes them, and ``limited``, whether the limit in
+    seconds ended the fit of the member.
 
     Parameters
     ----------
     request : mapping
         ``train_rows``, ``train_label``, ``train_weight`` and the same for ``valid``; ``codes``, the number of the first
         columns that are codes, and as many last columns are click rates; ``sets``, the codes that are categorical;
-        ``nodes`` and ``leaves`` without trees; ``seed``.
+        ``num_leaves``, ``seed``, and ``seconds``, the limit.
     """
     import lightgbm
 
-    nodes, leaves, codes = request["nodes"], request["leaves"], int(request["codes"])
-    width = request["train_rows"].shape[1] - codes
+    codes, limit, began = int(request["codes"]), float(request["seconds"]), time.monotonic()
+    width = request["train_rows"].shape[1]
+    parts = {"codes": slice(0, width - codes), "rates": slice(codes, width), "both": slice(0, width)}
     train, valid = (
         [request[f"{split}_{name}"] for name in ("rows", "label", "weight")] for split in ("train", "valid")
     )
 
-    def fit_pair(start: int, first: int, sets: list[int]) -> list[int]:
-        data = lightgbm.Dataset(
-            train[0][:, first : first + width], train[1], weight=train[2], categorical_feature=sets
-        )  # fmt: skip
-        validation = lightgbm.Dataset(valid[0][:, first : first + width], valid[1], weight=valid[2], reference=data)
-        counts = []
-        for member, settings in enumerate(_MEMBERS, start):
-            fixed = {"num_leaves": leaves.shape[2], "seed": int(request["seed"]) + member}
-            booster = lightgbm.train(
-                {**_SETTINGS, **settings, **fixed}, data, nodes.shape[1], valid_sets=[validation],
-                callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)],
-            )  # fmt: skip
-            structures = booster.dump_model(num_iteration=booster.best_iteration)["tree_info"]
-            for place, structure in enumerate(structures):
-                _store(nodes[member, place], leaves[member, place], structure["tree_structure"], first)
-            counts.append(len(structures))
-        return counts
+    def data_of(inputs: str) -> tuple[lightgbm.Dataset, lightgbm.Dataset]:
+        rows, seen = train[0][:, parts[inputs]], valid[0][:, parts[inputs]]
+        sets = [] if inputs == "rates" else request["sets"].tolist()
+        data = lightgbm.Dataset(rows, train[1], weight=train[2], categorical_feature=sets)
+        return data, lightgbm.Dataset(seen, valid[1], weight=valid[2], reference=data)
+
+    def fit_members(numbers: range) -> list[tuple[bytes, bool]]:
+        data = {inputs: data_of(inputs) for inputs in dict.fromkeys(MEMBERS[number].inputs for number in numbers)}
+        fitted = []
+        for place, number in enumerate(numbers, 1):
+            inputs, settings = MEMBERS[number]
+            fixed = {"num_leaves": int(request["num_leaves"]), "seed": int(request["seed"]) + number}
+            booster = lightgbm.Booster({**_SETTINGS, **settings, **fixed}, data[inputs][0])
+            booster.add_valid(data[inputs][1], "valid")
+            count, is_limited = _grow(booster, began + limit * place / len(numbers))
+            text = booster.model_to_string(num_iteration=count) if count else ""
+            fitted.append((text.encode(), is_limited))
+        return fitted
 
     # Two threads, because the process that trains networks waits at its first evaluation.
     with ThreadPoolExecutor(2) as threads:
-        pairs = threads.map(fit_pair, (0, len(_MEMBERS)), (0, codes), (request["sets"].tolist(), []))
-        return {"nodes": nodes, "leaves": leaves, "counts": np.concatenate(list(pairs))}
+        halves = threads.map(fit_members, (range(_FIRST_THREAD), range(_FIRST_THREAD, len(MEMBERS))))
+        models, limited = zip(*(member for half in halves for member in half), strict=True)
+    return {"models": np.array(models), "limited": np.array(limited)}
 
 
-def _store(nodes: NDArray[np.float32], leaves: NDArray[np.float32], structure: dict[str, Any], first: int) -> None:
-    """Copy a tree of LightGBM (a node of its JSON dump), whose columns begin at `first`, into the arrays."""
-    if "split_index" not in structure:  # a constant: all samples go left
-        nodes[0, :4] = 0, np.finfo(np.float32).max, -1, -2
-        leaves[0] = structure["leaf_value"]
-        return
-    waiting = [structure]
-    while waiting:
-        node = waiting.pop()
-        row, feature = nodes[node["split_index"]], node["split_feature"] + first
-        for column, side in ((2, "left_child"), (3, "right_child")):
-            child = node[side]
-            if "split_index" in child:
-                row[column] = child["split_index"]
-                waiting.append(child)
-            else:
-                row[column] = -1 - child["leaf_index"]
-                leaves[child["leaf_index"]] = child["leaf_value"]
-        if node["decision_type"] == "==":
-            bits = np.zeros(16 * (len(row) - 4), dtype=np.uint8)
-            bits[[int(value) for value in node["threshold"].split("||")]] = 1
-            row[0] = -1 - feature
-            row[4:] = np.packbits(bits, bitorder="little").view("<u2")
-        else:
-            threshold = np.float32(node["threshold"])
-            # Rounded down, so that the same float32 numbers are at most the threshold.
-            fits = threshold <= node["threshold"]
-            row[:2] = feature, threshold if fits else np.nextafter(threshold, np.float32(-np.inf))
+def _grow(booster: Any, deadline: float) -> tuple[int, bool]:
+    """Add trees until validation no longer improves or `deadline`, a time of `time.monotonic`, has passed.
+
+    Return the number of trees with the lowest validation loss, and whether the deadline ended the work.
+    """
+    least, best, trees = np.inf, 0, 0
+    while trees - best < _PATIENCE:
+        if time.monotonic() > deadline:
+            return best, True
+        if booster.update():  # no leaf can be split
+            break
+        trees += 1
+        loss = booster.eval_valid()[0][2]
+        if loss < least:
+            least, best = loss, trees
+    return best, False
 
 
 def main() -> None:

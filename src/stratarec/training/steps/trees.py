@@ -1,18 +1,22 @@
 """Fit the members of an ensemble that are boosted trees, while its networks train.
 
-All members are fitted to the training split; the validation split determines their numbers of trees. The trees of the
-first member see half of the features and four fifths of the samples. Those of the second member draw one threshold for
-each feature (extremely randomized trees, Geurts et al. 2006), so the two err differently. Two more members have the
-same settings with other seeds, and click rates in place of codes, which help for features with many values. The rate of
-a training sample's value is computed without the tenth of the samples that contains the sample, so that no sample sees
-its own label. The parameters are the result of simulations (`docs/log.md`).
+All members are fitted to the training split; the validation split determines their numbers of trees. Two members are
+regularized strongly and lightly, because the former are better on small logs and the latter on logs with sharp effects.
+A third draws one threshold for each feature (extremely randomized trees, Geurts et al. 2006), so that it errs
+differently. These compare codes. A fourth, with the settings of the third, has click rates in place of codes, which
+help for features with many values, and the fifth has codes and click rates. The rate of a training sample's value is
+computed without the tenth of the samples that contains the sample, so that no sample sees its own label. The
+parameters are the result of simulations (`docs/log.md`).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
 from typing import Any
@@ -25,11 +29,13 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import TrainingError
 from stratarec.io.atomic import storage_errors
-from stratarec.kernels.trees import CATEGORIES
-from stratarec.models.zoo.trees import RATED, TreeMembers
+from stratarec.kernels.trees import CATEGORIES, NODE_FIELDS, SET_FIELDS, TREE_FIELDS
+from stratarec.models.zoo.trees import LEAVES, RATED, TreeMembers, TreeSizes
 from stratarec.progress import Progress
 from stratarec.recipe.train_section import TrainConfig
+from stratarec.training.steps.tree_process import MEMBERS
 
+Doubles = NDArray[np.float64]
 _BATCH = 1 << 16
 # A click rate is that of a value's samples and of _STRENGTH samples with the mean rate, without one of _PARTS.
 _STRENGTH, _PARTS = 3.0, 10
@@ -46,7 +52,7 @@ class TreeFit:
     """
 
     def __init__(self, trees: TreeMembers, dataset: Dataset, config: TrainConfig) -> None:
-        self._trees, self._reason = trees, ""
+        self._trees, self._reason, self._seconds = trees, "", config.tree_seconds
         self._process: subprocess.Popen[bytes] | None = None
         for split, name in (("train", "training"), ("valid", "validation")):
             count = dataset.label_counts(split)[dataset.schema.label_column]
@@ -64,6 +70,8 @@ class TreeFit:
             for place, feature in enumerate(dataset.schema.sparse)
             if feature.kind == "single" and tables[feature.vocabulary] < CATEGORIES
         ]
+        rated = min(max(tables.values(), default=0) + 1, RATED)
+        trees.resize(TreeSizes(rated=rated))
         _fit_rates(trees, *train, config.seed)
         # Files, because a pipe would make this process wait until the other one reads.
         with storage_errors(Path(gettempdir())), TemporaryFile() as file:
@@ -75,7 +83,7 @@ class TreeFit:
             }
             np.savez(
                 file, **arrays, sets=np.array(sets, np.int64), codes=len(trees.features), seed=config.seed,
-                nodes=trees.nodes.cpu().numpy(), leaves=trees.leaves.cpu().numpy(),
+                num_leaves=LEAVES, seconds=config.tree_seconds,
             )  # fmt: skip
             file.seek(0)
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -85,8 +93,15 @@ class TreeFit:
                 stderr=self._errors, start_new_session=True, env=environment,
             )  # fmt: skip
 
-    def finish(self, progress: Progress) -> None:
-        """Wait for the trees and store them. Report how many there are, or why there are none."""
+    def finish(self, progress: Progress) -> str:
+        """Wait for the trees and store them. Report how many there are, or why there are none.
+
+        Returns
+        -------
+        str
+            Why another run may have other trees; empty if it has the same.
+        """
+        difference = ""
         if self._process is not None:
             if self._process.poll() is None:
                 progress.say("waiting until LightGBM has fitted the trees of the ensemble")
@@ -98,14 +113,29 @@ class TreeFit:
             self._output.seek(0)
             result = np.load(self._output)
             self._reason = str(result.get("reason", ""))
+            if not self._reason:
+                self._store([model.decode() for model in result["models"].tolist()])
+            if limited := int(result.get("limited", np.zeros(0)).sum()):
+                difference = f"train.tree_seconds ({self._seconds:g} s) ended the fit of {limited} members of trees"
+                if not len(self._trees.trees):
+                    self._reason = f"train.tree_seconds is {self._seconds:g}, which is over before a tree; raise it"
         if self._reason:
             progress.say(f"no trees are fitted: {self._reason}")
-            return
-        with torch.no_grad():
-            self._trees.nodes.copy_(torch.from_numpy(result["nodes"]))
-            self._trees.leaves.copy_(torch.from_numpy(result["leaves"]))
-        counts = ", ".join(f"{count:,}" for count in result["counts"])
-        progress.say(f"members of the ensemble that are boosted trees: {counts} trees")
+        else:
+            counts = ", ".join(f"{count:,}" for count in self._trees.counts)
+            progress.say(f"members of the ensemble that are boosted trees: {counts} trees")
+        return difference
+
+    @torch.no_grad()
+    def _store(self, models: Sequence[str]) -> None:
+        """Store the trees of members that LightGBM wrote as text."""
+        codes = len(self._trees.features)
+        arrays = read_models(models, [codes if member.inputs == "rates" else 0 for member in MEMBERS])
+        rates, lengths = self._trees.rates, {name: len(array) for name, array in arrays.items() if name != "leaves"}
+        self._trees.resize(TreeSizes(**lengths, rated=rates.shape[1]))
+        self._trees.rates.copy_(rates)
+        for name, array in arrays.items():
+            getattr(self._trees, name).copy_(torch.from_numpy(array))
 
     def close(self) -> None:
         """End the process, if it still runs."""
@@ -121,15 +151,15 @@ def _fit_rates(
     trees: TreeMembers, rows: NDArray[np.float32], label: NDArray[np.float32], weight: NDArray[np.float32], seed: int
 ) -> None:
     """Set the click rates of codes, and in `rows` replace the rate of each sample by that without its part."""
-    part = np.random.default_rng(seed).integers(0, _PARTS, len(rows))
+    part, rated = np.random.default_rng(seed).integers(0, _PARTS, len(rows)), trees.sizes.rated
     clicks, mean = label * weight, np.average(label, weights=weight)
     for place, (_, is_list) in enumerate(trees.features):
         if is_list:
             continue
-        code = np.where(rows[:, place] < RATED, rows[:, place], 0).astype(np.int64)
+        code = np.where(rows[:, place] < rated, rows[:, place], 0).astype(np.int64)
         own, known = (sums_of_other_parts(code, part, column) for column in (clicks, weight))
         rows[:, place - len(trees.features)] = (own + _STRENGTH * mean) / (known + _STRENGTH)
-        positives, samples = (np.bincount(code, column, RATED) for column in (clicks, weight))
+        positives, samples = (np.bincount(code, column, rated) for column in (clicks, weight))
         trees.rates[place] = torch.from_numpy((positives + _STRENGTH * mean) / (samples + _STRENGTH))
 
 
@@ -154,3 +184,65 @@ def _read(
     ]  # fmt: skip
     rows, label, weight = (np.concatenate(column) for column in zip(*parts, strict=True))
     return rows, label, np.where(label > 0, weight * np.float32(positive), weight)
+
+
+def read_models(models: Sequence[str], firsts: Sequence[int]) -> dict[str, NDArray[np.float32]]:
+    """Return the arrays of `kernels/trees.py`, by name, for the models of members, which LightGBM wrote as text.
+
+    Parameters
+    ----------
+    models : sequence of str
+        Empty for a member without trees.
+    firsts : sequence of int
+        Place of each member's first column.
+    """
+    trees, nodes, sets, leaves = [], [np.zeros((0, NODE_FIELDS))], [np.zeros((0, SET_FIELDS))], [np.zeros(0)]
+    for member, (model, first) in enumerate(zip(models, firsts, strict=True)):
+        for text in model.split("\nTree=")[1:]:
+            fields = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
+            tree, tree_sets, tree_leaves = _read_tree(fields, first, sum(map(len, sets)))
+            trees.append((member, len(tree)))
+            nodes.append(tree)
+            sets.append(tree_sets)
+            leaves.append(tree_leaves)
+    parts: dict[str, list[NDArray[Any]]] = {
+        "trees": [np.reshape(trees, (-1, TREE_FIELDS))], "nodes": nodes, "sets": sets, "leaves": leaves
+    }  # fmt: skip
+    return {name: np.concatenate(arrays).astype(np.float32) for name, arrays in parts.items()}
+
+
+def _read_tree(fields: Mapping[str, str], column: int, place: int) -> tuple[Doubles, NDArray[Any], Doubles]:
+    """Return nodes, sets and leaves of a tree.
+
+    Parameters
+    ----------
+    fields : mapping
+        Content of LightGBM's text, by name.
+    column : int
+        Place of the first column that the tree compares.
+    place : int
+        Number of sets in earlier trees.
+    """
+
+    def numbers(name: str, kind: Any = np.float64) -> NDArray[Any]:
+        return np.array(fields.get(name, "").split(), dtype=kind)
+
+    leaves, feature = numbers("leaf_value"), numbers("split_feature") + column
+    if not len(feature):  # a constant
+        return np.zeros((0, NODE_FIELDS)), np.zeros((0, SET_FIELDS)), leaves
+    threshold, is_set = numbers("threshold"), (numbers("decision_type", np.int64) & 1) > 0
+    # Rounded down, so that the same float32 numbers are at most the threshold.
+    rounded = threshold.astype(np.float32)
+    rounded = np.where(rounded > threshold, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+    nodes = np.stack(
+        [
+            np.where(is_set, -1 - feature, feature), np.where(is_set, threshold + place, rounded),
+            numbers("left_child"), numbers("right_child"),
+        ],
+        axis=1,
+    )  # fmt: skip
+    ends, words = numbers("cat_boundaries", np.int64), numbers("cat_threshold", np.uint32)
+    sets = np.zeros((max(len(ends) - 1, 0), SET_FIELDS // 2), np.uint32)
+    for number, (start, end) in enumerate(pairwise(ends)):
+        sets[number, : end - start] = words[start:end]
+    return nodes, sets.view("<u2"), leaves
