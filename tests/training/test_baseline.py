@@ -284,9 +284,9 @@ def test_models_are_compared_by_both_metrics_on_the_same_samples(dataset: Datase
     (line, advice) = compare_with_baselines(dataset, "test", worse, DLRMConfig())
     assert not missing("model.kind=ensemble dcnv2 finalmlp stratarec tune", advice)
     # An ensemble has members of the other kinds, so a single network is no advice.
-    for number in (0, 9):
-        advice = compare_with_baselines(dataset, "test", worse, EnsembleConfig(trees=number))[-1]
-        assert ("model.trees" in advice) == (not number)
+    for has_trees in (False, True):
+        advice = compare_with_baselines(dataset, "test", worse, EnsembleConfig(trees=has_trees))[-1]
+        assert ("model.trees" in advice) == (not has_trees)
         assert "stratarec tune" in advice
         assert "model.kind" not in advice
     assert "dcnv2" not in compare_with_baselines(dataset, "test", worse, DCNv2Config())[-1]

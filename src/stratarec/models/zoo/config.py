@@ -192,7 +192,7 @@ class EnsembleConfig(VectorsConfig):
     member_mlp: tuple[int, ...] = (128, 64)
     """Hidden sizes of each member's network."""
     trees: bool = False
-    """Whether there are four more members of boosted trees, which LightGBM fits while the networks train."""
+    """Whether there are five more members of boosted trees, which LightGBM fits while the networks train."""
     bins: int = 32
     """Q, number of bins between quantiles of a number; its effect is linear in each bin."""
     dropout: float = 0.1

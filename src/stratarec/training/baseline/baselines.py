@@ -160,7 +160,7 @@ def _advice(better: str, model: ModelConfig) -> list[str]:
     """
     is_ensemble = isinstance(model, EnsembleConfig)
     if better == "LightGBM" and isinstance(model, EnsembleConfig):
-        return [] if model.trees else ["model.trees=600, boosted trees as further members"]
+        return [] if model.trees else ["model.trees=true, boosted trees as further members"]
     kinds = () if is_ensemble else ("lr", "deepfm") if better != "LightGBM" else ("dcnv2", "finalmlp")
     others = " or ".join(kind for kind in kinds if kind != model.kind)
     if better == "LightGBM":
