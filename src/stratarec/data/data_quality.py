@@ -49,6 +49,8 @@ class Leak:
     text: str
     certain: bool
     """Whether the evidence is strong enough to leave the feature out instead of only reporting it."""
+    is_stage: bool = False
+    """Whether the feature seems to be an earlier stage of the label, as a click is of a purchase."""
 
 
 def sample_rows(schema: Schema) -> int:
@@ -109,8 +111,9 @@ def find_leak(column: pl.Series, positive: pl.Series, label: str) -> Leak | None
     if needed:
         text = f"{label} is 1 only where {column.name} is {needed}: an earlier stage of the same visit?"
         return Leak(
-            feature=column.name, text=f"{text} If so, remove it, or remove the other rows from the log", certain=False
-        )
+            feature=column.name, text=f"{text} If so, remove it, or remove the other rows from the log", certain=False,
+            is_stage=True,
+        )  # fmt: skip
     if auc < NAMED:
         return None
     certain = auc >= _DETERMINES
@@ -194,7 +197,9 @@ def _rates(column: pl.Series, positive: pl.Series) -> pl.Series:
 
 
 def _auc(score: pl.Series, positive: pl.Series) -> float:
-    ranks, ones = score.rank("average").fill_null(0), int(positive.sum())
+    # Rows without a score are equal, and lower than all others.
+    missing, ones = score.null_count(), int(positive.sum())
+    ranks = (score.rank("average") + missing).fill_null((missing + 1) / 2)
     zeros = len(positive) - ones
     return (float(ranks.filter(positive).sum()) - ones * (ones + 1) / 2) / (ones * zeros)
 

@@ -10,6 +10,7 @@ adds the logarithm of the kept share to its logits. In an export, the last bias 
 from __future__ import annotations
 
 import fnmatch
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,9 @@ from stratarec.errors import ConfigError, DataError
 SPLITS = ("train", "valid", "test")
 
 
+_TIME = r"\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d)?"
+
+
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
     """Assignment of samples to training, validation and test."""
@@ -38,6 +42,9 @@ class SplitConfig:
     """Validation split: a duration such as 1d for ``time``, a share for ``fraction``, name patterns for ``file``."""
     test: float | str | tuple[str, ...] = 0.1
     """Test split, in the same form as `valid`; by time it is the last period, after validation. 0 or empty for none."""
+    last: str = ""
+    """Last time of the log for a split by time, such as 2023-11-14 22:13:20 (UTC). Later rows are in no split, because
+    their times must be wrong. Empty for the latest time of any row."""
     negatives: float = 1.0
     """Share of the training split's negative samples that are kept, chosen at random. Outside training, the model adds
     the logarithm of this share to its logits, so that probabilities match the complete log."""
@@ -55,6 +62,11 @@ class SplitConfig:
                 raise ConfigError(f"data.split.{name} is {value!r}, expected file name patterns")
         if self.by == "fraction" and float(self.valid) + float(self.test) >= 1:  # type: ignore[arg-type]
             raise ConfigError("data.split.valid and data.split.test leave nothing to train on; lower one of them")
+        if self.last and (self.by != "time" or not re.fullmatch(_TIME, self.last)):
+            problem = (
+                f"data.split.last is {self.last!r}, expected a time such as 2023-11-14 22:13:20, and data.split.by"
+            )
+            raise ConfigError(f"{problem} time")
         check_ranges(self, "data.split.", negatives="(0, 1]")
         check_seed(self.seed, "data.split.seed")
 
@@ -74,6 +86,10 @@ class Splitter:
 
     def __init__(self, config: SplitConfig, schema: Schema, files: tuple[str, ...]) -> None:
         self._config, self._schema = config, schema
+        self._last: int | None = None
+        if config.last:
+            seconds = int(np.datetime64(config.last.replace(" ", "T"), "s").astype(np.int64))
+            self._last = (seconds + 1) * PER_SECOND[schema.time_unit] - 1
         self.file_split: NDArray[np.int8] | None = None
         """Split of each input file; None unless the split is by file."""
         if config.by == "time" and not schema.time:
@@ -103,6 +119,10 @@ class Splitter:
         length = getattr(self._config, name)
         return in_unit(str(length), self._schema.time_unit, f"data.split.{name}") if length else 0
 
+    def last_time(self, latest: int) -> int:
+        """Return the time at which the test split ends; `latest` is the latest time of any row."""
+        return latest if self._last is None else min(latest, self._last)
+
     def assign(self, frame: pl.DataFrame, last_time: int) -> NDArray[np.int8]:
         """Return the ``[N]`` split of each row; `last_time` is the last time of the log."""
         config, schema = self._config, self._schema
@@ -131,6 +151,8 @@ class Splitter:
         The split is -1 for events that are not samples, and for negatives that are left out.
         """
         split = self.assign(frame, last_time)
+        if self._last is not None:
+            split = np.where(frame[self._schema.time].to_numpy() > last_time, np.int8(-1), split)
         label = frame[self._schema.label_column]
         if self._config.negatives < 1:
             negative = (label == 0).fill_null(False).to_numpy() & (split == 0)

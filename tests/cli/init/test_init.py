@@ -31,7 +31,7 @@ def log(rows: int = ROWS) -> pl.DataFrame:
             "row": np.arange(rows),
             "is_click": random.integers(0, 2, rows),
             "customer_id": [f"c{value}" for value in random.integers(0, 200, rows)],
-            "visit": random.integers(10**9, 10**9 + 900, rows),
+            "visit": np.sort(random.integers(10**9, 10**9 + 900, rows)),
             "created_at": 1_577_836_800 + np.sort(random.integers(0, 30 * 86_400, rows)),
             "product": random.integers(0, 400, rows),
             "price": np.round(random.normal(50, 10, rows), 2),

@@ -118,7 +118,7 @@ CASES: list[tuple[str, str, Callable[[], Columns], list[str], dict[str, str], li
                                "page": picks(range(90)), "label": CLICKS}, [],
      {"when": "time", "customer": "sparse", "page": "sparse", "label": "label"}, ["time_format: '%d/%m/%Y %H:%M'"]),
     ("words", ",", lambda: {"day": moments("%b %d, %Y"), "page": picks(range(90)), "label": CLICKS}, [],
-     {"day": "time", "page": "sparse", "label": "label"}, ["time_format: '%B %d, %Y'"]),
+     {"day": "time", "page": "sparse", "label": "label"}, ["time_format: '%b %d, %Y'"]),
     ("index", ",", lambda: {"": range(ROWS), "user_id": picks(range(99)), "clicked": CLICKS, "x": picks([1, 2])}, [],
      {"(column 1)": "ignored", "user_id": "user", "clicked": "label", "x": "sparse"},
      ["no usable name in the header; numbers the rows like an index"]),
@@ -174,7 +174,7 @@ def test_a_new_users_log_is_drafted_and_prepared(
         (["14.11.23", "1.12.23"], "%d.%m.%y", "2023-11-14 00:00:00", ""),
         (["2023-11-14 22:13:00 UTC", "2023-12-01 08:05:00 UTC"], "%Y-%m-%d %H:%M:%S UTC", "2023-11-14 22:13:00", ""),
         (["November 14, 2023", "Dec 1, 2023"], "%B %d, %Y", "2023-11-14 00:00:00", ""),
-        (["14-Nov-2023", "01-Dec-2023"], "%d-%B-%Y", "2023-11-14 00:00:00", ""),
+        (["14-Nov-2023", "01-Dec-2023"], "%d-%b-%Y", "2023-11-14 00:00:00", ""),
         (["14/Nov/2023:22:13:00 +0100", "14/Nov/2023:22:14:00 +0100"], "%d/%b/%Y:%H:%M:%S %z", "2023-11-14 21:13", ""),
         # Ambiguous formats: the rows are sorted under only one of them, or the log is shorter under one of them.
         (["01/11/2023", "02/11/2023", "03/11/2023", "01/12/2023"], "%d/%m/%Y", "2023-11-01", "%m/%d/%Y also fits"),

@@ -156,8 +156,8 @@ def _recipe(name: str, path: Path, sample: LogSample, guesses: Guesses) -> Itera
     yield "    schema:"
     yield from _schema(guesses)
     yield from _split(guesses)
-    if guesses.unlabelled:
-        yield f"  on_bad_row: skip  # {guesses.unlabelled:,} of the sampled rows have no label"
+    if guesses.bad_rows:
+        yield f"  on_bad_row: skip  # {guesses.bad_rows}"
     least, buckets = (2, 1) if sample.total < 100_000 else (2 if sample.total < 1_000_000 else 5, 64)
     shared = "share a row" if buckets == 1 else f"share {buckets} rows"
     yield f"  vocabulary: {{min_count: {least}, tail_buckets: {buckets}}}  # values seen less often {shared}"
@@ -258,11 +258,16 @@ def _split(guesses: Guesses) -> Iterator[str]:
     seconds = guesses.split_seconds
     if not seconds:
         unit = "users" if guesses.of("user") else "sessions" if guesses.of("session") else "rows"
-        yield f"  split: {{by: fraction, valid: 0.1, test: 0.1}}  # random {unit}"
+        times = guesses.time
+        why = f"; not by time, because {times.odd}" if times is not None and times.ends_early else ""
+        yield f"  split: {{by: fraction, valid: 0.1, test: 0.1}}  # random {unit}{why}"
         return
     length = f"{seconds // 3600}h" if seconds % _DAY else f"{seconds // _DAY}d"
     reason = f"test on the last {length} of the log, validation on the {length} before, as in production"
-    yield f"  split: {{by: time, valid: {length}, test: {length}}}  # {reason}"
+    last = ""
+    if guesses.time is not None and guesses.time.ends_early:
+        last, reason = f", last: {guesses.time.end!r}", f"{reason}; later rows are left out, because they are far later"
+    yield f"  split: {{by: time, valid: {length}, test: {length}{last}}}  # {reason}"
 
 
 def _training(sample: LogSample, guesses: Guesses) -> Iterator[str]:

@@ -12,6 +12,7 @@ from stratarec.cli.init.date_columns import Dates, find_dates
 from stratarec.cli.init.lists import LIKE_A_LIST, find_separator, list_fault, text_fault
 from stratarec.cli.init.numbers import (
     WrittenNumbers,
+    has_long_tail,
     is_ordered,
     is_spread,
     is_whole,
@@ -20,7 +21,7 @@ from stratarec.cli.init.numbers import (
     written_numbers,
 )
 from stratarec.cli.init.sample import LogSample, growth
-from stratarec.cli.init.words import AMOUNTS, EARLIER, ITEMS, SESSIONS, TIMES, USERS, is_code, names_a, tokens
+from stratarec.cli.init.words import AMOUNTS, EARLIER, ITEMS, TIMES, is_code, names_amount, tokens
 from stratarec.data.column_names import check_name
 from stratarec.data.columns.text_values import lists_from_text
 from stratarec.data.schema import Decimal
@@ -101,11 +102,9 @@ def guess_feature(column: pl.Series, sample: LogSample) -> Guess:
             return _ignored(column, reason)
     if kind.is_float() and not is_whole(column):
         return Guess(name=column.name, role="dense", reason=f"numbers with fractions{_missing(column, sample)}")
-    if distinct > FEW and any(names_a(column.name, word) for word in (*SESSIONS, *USERS)):
-        return _ignored(column, "by its name a visit or visitor id, which does not repeat in new data")
     if kind == pl.String:
         return _text_feature(column, sample, distinct)
-    if distinct == len(column) and len(column) > FEW:
+    if distinct == len(column) and len(column) > FEW and (is_code(column.name) or _numbers_rows(column)):
         return _ignored(column, _UNIQUE)
     return _integer_feature(column, sample, distinct)
 
@@ -117,6 +116,13 @@ def _written_feature(column: pl.Series, written: WrittenNumbers, sample: LogSamp
         return _ignored(column, f"amounts in several currencies ({units}); write them in one currency to use them")
     reason = f"numbers written as {written.example!r}{_missing(column, sample)}"
     return Guess(name=column.name, role="dense", reason=reason, decimal=written.decimal)
+
+
+def _numbers_rows(column: pl.Series) -> bool:
+    """Whether different numbers number rows: they rise, fill their range, or have such a name."""
+    rises = bool((column.diff().drop_nulls() > 0).all())
+    dense = int(column.max()) - int(column.min()) < 1.01 * len(column)  # type: ignore[arg-type]
+    return rises or dense or bool(tokens(column.name) & {"number", "no", "nr", "index", "row", "serial"})
 
 
 def _ignored(column: pl.Series, reason: str) -> Guess:
@@ -140,14 +146,14 @@ def _integer_feature(column: pl.Series, sample: LogSample, distinct: int) -> Gue
     """Decide whether whole numbers or booleans are amounts or ids."""
     kind, values, missing = column.dtype, growth(column, len(column), sample.total), _missing(column, sample)
     code = is_code(column.name)
-    if kind.is_numeric() and not code and tokens(column.name) & AMOUNTS:
+    if kind.is_numeric() and not code and names_amount(column.name):
         return Guess(name=column.name, role="dense", reason=f"a number by its name{missing}")
     reason = f"about {values:,} values"
     if kind.is_numeric() and code and distinct > FEW:
         reason += ", codes by its name"
     elif kind.is_numeric() and distinct > FEW:
         ordered, spread = is_ordered(column), is_spread(column, distinct)
-        if ordered or (ordered is None and spread):
+        if ordered or (ordered is None and spread) or has_long_tail(column):
             reason = f"{distinct:,} different numbers, not named like an id{missing}"
             return Guess(name=column.name, role="dense", reason=reason)
         if not spread and distinct > len(column) / 2:
@@ -155,7 +161,7 @@ def _integer_feature(column: pl.Series, sample: LogSample, distinct: int) -> Gue
             return Guess(name=column.name, role="dense", reason=reason)
         reason += ", without apparent order"
     integer = sample.kind == "csv" and kind != pl.Boolean
-    ordered = kind.is_numeric() and not code and 2 < distinct <= FEW and not tokens(column.name) & ITEMS
+    ordered = kind.is_numeric() and not code and 2 < distinct <= FEW and not tokens(column.name) & {*ITEMS}
     return Guess(
         name=column.name, role="sparse", reason=f"{reason}{missing}", values=values, integer=integer, ordered=ordered
     )
@@ -188,12 +194,15 @@ def _text_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
     # Ids may be written with separators of thousands.
     are_numbers = written_numbers(column, delimiter=sample.options.get("delimiter", ",")) is not None
     separator = "" if are_numbers else find_separator(column, distinct)
+    length = float(column.str.len_chars().mean() or 0)  # type: ignore[arg-type]
+    is_prose = separator == " " and column.str.contains(r"\p{L} \p{L}+ \p{L}").mean() > 0.5  # type: ignore[operator]
+    if is_prose and length > _LONG_TEXT:
+        return _ignored(column, f"text of {length:.0f} characters, not a list of values")
     if separator:
         parts = lists_from_text(column, separator)[0]
         return _list_feature(parts, f"text split at {separator!r}", sample, separator)
     if distinct == rows and rows > FEW:
         return _ignored(column, _UNIQUE)
-    length = float(column.str.len_chars().mean() or 0)  # type: ignore[arg-type]
     if length > _LONG_TEXT and distinct > rows / 2:
         return _ignored(column, f"text of {length:.0f} characters that rarely repeats: not a category")
     values = growth(column, rows, sample.total)

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import polars as pl
-
 from stratarec.cli.init.date_columns import DateChoice
-from stratarec.cli.init.features import FEW, Guess, Role, as_ids, as_sequence, guess_feature, is_name
+from stratarec.cli.init.events import advise_user, does_not_return, find_session, find_time, find_user, other_times
+from stratarec.cli.init.features import Guess, Role, as_ids, as_sequence, guess_feature, is_name
 from stratarec.cli.init.label import class_weights, find_label, find_weight, positives
-from stratarec.cli.init.numbers import is_whole
 from stratarec.cli.init.sample import LogSample
-from stratarec.cli.init.times import Times, as_times
-from stratarec.cli.init.words import BIRTHS, SESSIONS, TIMES, USERS, is_code, names_a, tokens
+from stratarec.cli.init.times import Times
+from stratarec.cli.init.words import ITEMS, names_a, tokens
 from stratarec.data.data_quality import Leak, find_leak
 from stratarec.data.schema import LabelRule
 from stratarec.errors import DataError
+from stratarec.io.names import shell_word
 
 _FEATURES = ("dense", "sparse", "list")
 
@@ -46,14 +45,19 @@ class Guesses:
     """Times of the sampled rows."""
     split_seconds: int = 0
     """Length of the test split by time, and of the validation split before it; 0 for a random split."""
-    unlabelled: int = 0
-    """Number of sampled rows without a label."""
+    bad_rows: str = ""
+    """Text about sampled rows without a label or a time; empty if there are none."""
     dates: tuple[DateChoice, ...] = ()
     """Features that are computed from dates."""
     date_categories: tuple[str, ...] = ()
     """Names of those features of dates that are categories."""
     history: HistoryChoice | None = None
     """Whether the recipe has a history of each user; None if the log has no users, times or items."""
+
+    @property
+    def item(self) -> Guess | None:
+        """The feature of the items, by its name; the category with the most values among those with such names."""
+        return find_item(self.columns)
 
     def of(self, role: Role) -> tuple[Guess, ...]:
         """Return the columns with a role, in the order of the log."""
@@ -86,22 +90,32 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
     others = [column for column in frame.columns if column not in guesses]
     leaks = {column: leak for column in others if (leak := find_leak(frame[column], positive, name)) is not None}
     candidates = [column for column in usable if column in others and not (column in leaks and leaks[column].certain)]
-    time = _find_time(frame, candidates)
-    if time:
-        guesses[time[0]] = Guess(name=time[0], role="time", reason=f"{time[1].how}, {time[1].span}")
-    keys: tuple[tuple[Role, Sequence[str]], ...] = (("user", USERS), ("session", SESSIONS))
-    for role, words in keys:
-        key = _find_key(frame, [column for column in candidates if column not in guesses], words, role)
-        if key:
-            guesses[key.name] = key
+    user = find_user(frame, candidates)
+    time = find_time(frame, [column for column in candidates if user is None or column != user.name], user)
+    guesses |= {key.name: key for key in (user, time.guess) if key is not None}
+    session = find_session(frame, [column for column in candidates if column not in guesses], time.times)
+    if session is not None:
+        guesses[session.name] = session
     for column in others:
-        if column not in guesses:
-            guesses[column] = guess_feature(frame[column], sample)
+        if column in guesses:
+            continue
+        reason = time.others.get(column, "") if column in candidates else other_times(frame[column])
+        feature = guess_feature(frame[column], sample)
+        reason = reason or does_not_return(feature, frame, time.times)
+        if feature.role == "date":
+            feature = replace(feature, reason=reason or feature.reason)
+        elif reason:
+            feature = Guess(name=column, role="ignored", reason=reason)
+        guesses[column] = feature
     for column in others:
         guesses[column] = as_ids(guesses[column], frame[column], positive, sample)
     for column in others:
         features = [other for other in others if guesses[other].role == "sparse"]
         guesses[column] = as_sequence(guesses[column], frame, features)
+    if user is None:
+        item = find_item(list(guesses.values()))
+        for column, advice in advise_user(guesses, frame, item.name if item else "").items():
+            guesses[column] = replace(guesses[column], reason=f"{guesses[column].reason}; {advice}")
     has_features = any(
         guesses[column].role in (*_FEATURES, "user") and not (column in leaks and leaks[column].certain)
         for column in others
@@ -111,6 +125,11 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
         if law and leak.certain:
             leak = replace(leak, text=f"{leak.text} If it is the sample weight ({law}), name it as `weight`")
         guesses[column] = _with_leak(guesses[column], leak, ignore=has_features)
+    stages = [column for column, leak in leaks.items() if leak.is_stage]
+    if stages and not label:
+        advice = f"for an earlier stage use --label {shell_word(stages[0])}"
+        guesses[name] = replace(guesses[name], reason=f"{guesses[name].reason}; {advice}")
+    bad = {"label": positive.null_count(), "time": time.times.unread if time.times else 0}
     columns = tuple(guesses[column] for column in frame.columns)
     if not any(column.role in (*_FEATURES, "user") for column in columns):
         unusable = "; ".join(f"{column.name} ({column.reason})" for column in columns[:20] if column.name != name)
@@ -125,10 +144,17 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
     return Guesses(
         columns=columns,
         label=rule,
-        time=time[1] if time else None,
-        split_seconds=time[1].split_seconds(is_complete=sample.is_complete) if time else 0,
-        unlabelled=positive.null_count(),
+        time=time.times,
+        split_seconds=time.times.split_seconds(is_complete=sample.is_complete) if time.times else 0,
+        bad_rows=", ".join(f"{count:,} of the sampled rows have no {what}" for what, count in bad.items() if count),
     )
+
+
+def find_item(guesses: Sequence[Guess]) -> Guess | None:
+    """Return the category whose name is an id of items; else the one with the most values that has such a word."""
+    items = [guess for guess in guesses if guess.role == "sparse" and tokens(guess.name) & {*ITEMS}]
+    ids = [guess for word in ITEMS for guess in items if names_a(guess.name, word)]
+    return ids[0] if ids else max(items, key=lambda guess: guess.values, default=None)
 
 
 def _with_leak(guess: Guess, leak: Leak, *, ignore: bool) -> Guess:
@@ -139,30 +165,3 @@ def _with_leak(guess: Guess, leak: Leak, *, ignore: bool) -> Guess:
         return guess
     reasons = (leak.text, guess.reason) if leak.certain else (guess.reason, leak.text)
     return replace(guess, reason="; ".join(reasons))
-
-
-def _find_time(frame: pl.DataFrame, names: Sequence[str]) -> tuple[str, Times] | None:
-    """Return the column of times: the first one that is named like times, or the only column with times."""
-    columns = [(name, times) for name in names if _may_be_time(name) and (times := as_times(frame[name])) is not None]
-    columns.sort(key=lambda column: not tokens(column[0]) & TIMES)
-    if not columns or (len(columns) > 1 and not tokens(columns[0][0]) & TIMES):
-        return None
-    return columns[0]
-
-
-def _may_be_time(name: str) -> bool:
-    return bool(tokens(name) & TIMES) or not (tokens(name) & BIRTHS or is_code(name))
-
-
-def _find_key(frame: pl.DataFrame, names: Sequence[str], words: Sequence[str], role: Role) -> Guess | None:
-    """Return the column of users or sessions: its name has one of `words`, and it has many values that repeat."""
-    for word in words:
-        for name in (name for name in names if names_a(name, word)):
-            column = frame[name]
-            is_plain = (
-                column.dtype.is_integer() or column.dtype == pl.String or (column.dtype.is_float() and is_whole(column))
-            )
-            if is_plain and not column.null_count() and FEW < column.n_unique() < len(column):
-                rows = len(column) / column.n_unique()
-                return Guess(name=name, role=role, reason=f"its name; {rows:.1f} rows each in the sample")
-    return None

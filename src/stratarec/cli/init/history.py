@@ -18,7 +18,6 @@ import polars as pl
 
 from stratarec.cli.init.guess import Guesses, HistoryChoice
 from stratarec.cli.init.sample import LogSample, growth
-from stratarec.cli.init.words import ITEMS, tokens
 from stratarec.errors import DatasetError, Interrupted, StrataError
 from stratarec.io.scratch import ScratchDirectory
 
@@ -38,9 +37,7 @@ _SHORT = {
 
 def choose_history(guesses: Guesses, sample: LogSample, positive: pl.Series) -> HistoryChoice | None:
     """Return the choice that the rule makes; None if the log lacks the users, times or items that a history needs."""
-    items = [guess for guess in guesses.of("sparse") if tokens(guess.name) & ITEMS]
-    item = max(items, key=lambda guess: guess.values, default=None)
-    users = guesses.of("user")
+    item, users = guesses.item, guesses.of("user")
     if item is None or not users or not guesses.of("time"):
         return None
     if f"{item.name}_history" in sample.frame.columns:

@@ -12,10 +12,13 @@ from stratarec.data.schema import LabelRule
 from stratarec.errors import DataError
 
 _LABELS = {
-    "label", "click", "clicked", "clicks", "target", "y", "converted", "conversion", "purchased", "purchase", "bought",
-    "liked", "like", "response", "outcome", "churn", "churned", "attributed", "redeemed", "subscribed", "survived",
+    "label", "click", "clicked", "clicks", "clk", "target", "y", "converted", "conversion", "purchased", "purchase",
+    "bought", "liked", "like", "response", "outcome", "churn", "churned", "attributed", "redeemed", "subscribed",
+    "survived", "fraud", "canceled", "cancelled", "refunded", "promoted", "booked", "gekauft", "klick", "achat",
 }  # fmt: skip
-_RATINGS = {"rating", "ratings", "score", "stars"}
+# Words that the name of a label may have in addition.
+_FLAGS = {"is", "has", "was", "flag", "flg", "bool", "float", "token", "in", "the", "ad", "item", "user"}
+_RATINGS = {"rating", "ratings", "score", "stars", "overall"}
 _YES = {"yes", "y", "true", "t", "1", "positive", "pos", "success", "good", "click", "clicked", "buy", "won"}
 _NO = {"no", "n", "false", "f", "0", "negative", "neg", "failure", "bad", "none", "lost"}
 _WEIGHTS = {"weight", "weights", "wt", "sampleweight", "sampleweights", "importance", "ipw"}
@@ -42,12 +45,16 @@ def find_label(sample: LogSample, name: str) -> tuple[str | LabelRule, str]:
         return _named_label(sample, name)
     binary = [name for name in frame.columns if _is_binary(frame[name])]
     two_words = [name for name in frame.columns if len(_words(frame[name])) == 2]
-    for name in frame.columns:
-        if tokens(name) & _LABELS and name in binary:
+    named = [name for name in frame.columns if tokens(name) & _LABELS]
+    plain = [name for name in named if _is_plain(name)]
+    rated = any(tokens(name) & _RATINGS and frame[name].dtype.is_numeric() for name in frame.columns)
+    # A rating is more probably the label than a column such as verified_purchase.
+    for name in plain if rated else [*plain, *named]:
+        if name in binary:
             return name, "its name, and its values are 0 and 1"
-        if tokens(name) & _LABELS and name in two_words:
+        if name in two_words:
             return _word_rule(frame[name], "its name")
-        if tokens(name) & _LABELS and _has_two_numbers(frame[name]):
+        if _has_two_numbers(frame[name]):
             return _threshold_rule(frame[name], "its name")
     ratings = [name for name in frame.columns if tokens(name) & _RATINGS and frame[name].dtype.is_numeric()]
     if ratings:
@@ -58,6 +65,11 @@ def find_label(sample: LogSample, name: str) -> tuple[str | LabelRule, str]:
     if len(yes_no) == 1 and not binary:
         return _word_rule(frame[yes_no[0]], "the only column of two words such as yes and no")
     raise DataError(_no_label(sample, binary, two_words))
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name says only that something was clicked, bought or similar: is_click, but not click_os."""
+    return tokens(name) - {name.strip().lower()} <= _LABELS | _FLAGS
 
 
 def positives(frame: pl.DataFrame, label: str | LabelRule) -> pl.Series:

@@ -45,6 +45,8 @@ _MIN_CLASS_ROWS = 20
 # Minimum number of rows of a frequent value in `is_ordered`, and minimum number of values whose last digits say
 # something.
 _OFTEN, _MANY = 5, 20
+# Minimum ratio of the largest number to the middle one for a long tail.
+_TAIL = 20
 
 
 def typed(text: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
@@ -266,6 +268,12 @@ def is_whole(column: pl.Series) -> bool:
     return bool(((values.round() == values) & (values.abs() < float(1 << 53))).all())
 
 
+def has_long_tail(column: pl.Series) -> bool:
+    """Whether the largest number is many times the middle one, as of amounts, while ids fill their range evenly."""
+    values = column.drop_nulls().unique().sort()
+    return int(values[0]) >= 0 and int(values[-1]) >= _TAIL * max(int(values[len(values) // 2]), 1)
+
+
 def is_spread(column: pl.Series, distinct: int) -> bool:
     """Whether numbers fill the range between minimum and maximum, as amounts do and ids do not."""
     values = column.drop_nulls()
@@ -281,7 +289,10 @@ def is_ordered(column: pl.Series) -> bool | None:
     """
     counts = column.drop_nulls().cast(pl.Int64).alias("value").value_counts(sort=True, name="rows")
     half = int((counts["rows"].cum_sum() * 2 <= len(column)).sum())
-    top = counts.head(max(half, _OFTEN)).filter(pl.col("rows") >= _OFTEN)
+    # Of equally frequent numbers, some have more rows by chance, and neighbours with fewer.
+    mean = len(column) / max(counts.height, 1)
+    often = max(_OFTEN, mean + 3 * mean**0.5)
+    top = counts.head(max(half, _OFTEN)).filter(pl.col("rows") >= often)
     if top.height < _OFTEN:
         return None
     if (top["value"] % 10).is_in([0, 5, 9]).mean() > 0.6:  # type: ignore[operator]

@@ -316,7 +316,11 @@ def _delimiter(head: bytes, file: InputFile) -> str:
                 f"{file.path}: the delimiter {pair!r} has two characters; it must be one character, such as a tab: "
                 f"sed 's/{pair}/\\t/g' {shell_word(file.path)} > {shell_word(output)}"
             )
-    return best if scores[best][1] > 1 else ","
+    if scores[best][1] > 1:
+        return best
+    # Text has spaces, too. They separate columns only if no other character does.
+    counts = [len(row) for row in csv.reader(lines, delimiter=" ")]
+    return " " if len(lines) > 1 and len(set(counts)) == 1 and counts[0] > 1 else ","
 
 
 def _is_header(names: list[str], second: list[str], file: InputFile) -> bool:

@@ -82,12 +82,12 @@ class Partitions:
 
     @property
     def span(self) -> Span | None:
-        """First and last time of the log; None if it has no times."""
+        """First and last time of the log, without rows after `split.last`; None if it has no times."""
         times = [file.times for file in self.files if file.times]
         if not times:
             return None
         first, last = min(time for time, _ in times), max(time for _, time in times)
-        return Span(first=first, last=last, unit=self.schema.time_unit)
+        return Span(first=first, last=self.splitter.last_time(last), unit=self.schema.time_unit)
 
     @property
     def columns(self) -> Mapping[str, pl.DataType]:

@@ -391,7 +391,7 @@ class _ClickWindow:
         self.frame, self._config = frame, config
         self.times = frame[config.time].to_numpy()
         self.files = frame[FILE].to_numpy()
-        self._splits = splitter.assign(frame, last_time)
+        self._splits = splitter.assign(frame, splitter.last_time(last_time))
         self._users, self._items = stable_hash(frame[config.user]), stable_hash(frame[config.item])
         self._key = table_key(config.seed, "negatives")
 
