@@ -40,6 +40,7 @@ from stratarec.training.baseline.fit_methods import (
     Arrays,
     Bags,
     Settings,
+    _fit_trees,
     _one_hot,
     _Shares,
     blocks,
@@ -168,6 +169,23 @@ def test_missing_values_in_only_some_splits_keep_the_columns_consistent() -> Non
         for rows in (9, 1000):
             scores = trees(train, train, Settings({"one": rows, "list": 12}, 0, 1))(other)
             assert scores.shape == (60,)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_validation_chooses_whether_many_ids_are_categories_or_rates(seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    effect, ones = draws.normal(size=300), np.ones(4000, dtype=np.int64)
+
+    def drawn() -> Arrays:
+        ids = draws.integers(0, 300, 4000)
+        label = (draws.random(4000) < 1 / (1 + np.exp(-effect[ids]))).astype(np.float32)
+        return Arrays(label=label, weight=None, dense=np.zeros((4000, 0), np.float32), bags={"one": Bags(ids, ones)})
+
+    train, valid, settings = drawn(), drawn(), Settings({"one": 300}, 0, 1)
+    losses = [_fit_trees(train, valid, settings, native)[0] for native in ([], ["one"])]
+    assert losses[0] != losses[1]
+    logits = trees(train, valid, settings)(valid)
+    assert np.logaddexp(0, logits).mean() - (valid.label * logits).mean() == pytest.approx(min(losses), abs=1e-6)
 
 
 def test_regression_learns_single_values_and_uses_validation(home: Path) -> None:

@@ -4,10 +4,11 @@
 are unchanged. The L2 penalty is first strong and then weakened as long as the validation loss improves. Each fit starts
 from the previous one.
 
-*Trees* (LightGBM). Ids of small vocabularies are categorical features. Another id is replaced by two numbers: the
-positive rate of the training samples with this id, smoothed towards the mean, and their count. For a training sample,
-only the four other folds are counted, so that its own label is not included. A list is replaced by its mean rate and
-its length. Validation determines the number of trees.
+*Trees* (LightGBM). Ids of small vocabularies are categorical features. Ids of large ones are, too, or each is replaced
+by two numbers, whichever has the lower validation loss: the positive rate of the training samples with this id,
+smoothed towards the mean, and their count. For a training sample, only the four other folds are counted, so that its
+own label is not included. A list is replaced by its mean rate and its length. Validation determines the number of
+trees.
 """
 
 from __future__ import annotations
@@ -202,11 +203,22 @@ def regression(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
 
 
 def trees(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
-    """Fit LightGBM's boosted trees, and return a function that predicts with them."""
+    """Fit LightGBM's boosted trees, and return a function that predicts with them.
+
+    If there are large vocabularies, trees are fitted twice: with their ids as categories, and with rates in place of
+    the ids. Validation decides.
+    """
+    single = [key for key, bag in train.bags.items() if not bag.is_list]
+    small = [key for key in single if settings.rows[key] <= _CATEGORIES]
+    choices = [small] if small == single else [small, single]
+    return min((_fit_trees(train, valid, settings, native) for native in choices), key=lambda fitted: fitted[0])[1]
+
+
+def _fit_trees(train: Arrays, valid: Arrays, settings: Settings, native: list[str]) -> tuple[float, Predict]:
+    """Return the validation loss of trees, and their predictions. Ids of the features `native` are categories."""
     import lightgbm
 
     fold = np.random.default_rng(settings.seed).integers(0, _FOLDS, len(train.label))
-    native = [key for key, bag in train.bags.items() if settings.rows[key] <= _CATEGORIES and not bag.is_list]
     shares = {key: _Shares(bag, train) for key, bag in train.bags.items() if key not in native}
 
     def table(samples: Arrays, fold: NDArray[np.int64] | None = None) -> Any:
@@ -223,7 +235,10 @@ def trees(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
     stopping = lightgbm.early_stopping(_PATIENCE, verbose=False)
     model = lightgbm.train(chosen, data, _TREES, valid_sets=[seen], callbacks=[stopping])
 
-    return lambda samples: np.asarray(model.predict(table(samples), num_iteration=model.best_iteration, raw_score=True))
+    def predict(samples: Arrays) -> Doubles:
+        return np.asarray(model.predict(table(samples), num_iteration=model.best_iteration, raw_score=True))
+
+    return model.best_score["valid_0"]["binary_logloss"], predict
 
 
 METHODS: Mapping[str, Callable[[Arrays, Arrays, Settings], Predict]] = {
