@@ -6,6 +6,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,21 @@ def _differs(number: int) -> bool:
     # Run one after the other, because new tables use slots of one kind while results are computed.
     one, other = (list(slot_memories.results(kind, **workload)) for kind in ("plain", "device"))
     return one != other
+
+
+def homes(numbers: tuple[int, ...]) -> None:
+    """Print, as JSON, which results of workloads with int8 and int4 homes in GPU memory differ from homes in DRAM."""
+    actual = []
+    for number in numbers:
+        results = []
+        for kind, home in (("plain", "dram"), ("device", "hbm")):
+            for name, tier in slot_memories.TABLES.items():
+                if tier is not None and name in ("int8", "int4", "hot"):
+                    slot_memories.TABLES[name] = replace(tier, home=home)  # type: ignore[arg-type]
+            results.append(list(slot_memories.results(kind, **DEVICE_WORK[number])))
+        differing = [place for place, pair in enumerate(zip(*results, strict=True)) if pair[0] != pair[1]]
+        actual.append((differing, len(results[0])))
+    print(json.dumps(actual))
 
 
 def crossing() -> None:

@@ -52,7 +52,7 @@ BUDGETS = {
     "models": 2_271,
     "hot": 472,
     "data": 7_500,
-    "embedding": 4_752,
+    "embedding": 4_800,
     "batch": 319,
     "kernels": 7_229,
     "io": 930,

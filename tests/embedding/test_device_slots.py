@@ -16,6 +16,7 @@ from errors import refuses
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.slots import Level0
+from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError
 from stratarec.kernels.runtime import accelerator
 from stratarec.kernels.runtime.accelerator import DeviceTransfers, require_triton
@@ -109,6 +110,21 @@ def test_streams_wait_for_each_other(number: int, schedules: tuple[str, ...]) ->
 def test_a_missing_wait_of_a_stream_is_detected(fault: str) -> None:
     # A kernel that reads poisoned slots ends the process.
     assert run_job(f"compare(1, {SCHEDULES!r}, {fault!r}, steps=4)", "lazy_rows")
+
+
+@pytest.mark.parametrize("numbers", [(1,), pytest.param((0, 4), marks=pytest.mark.slow)], ids=str)
+def test_homes_in_gpu_memory_match_homes_in_dram_bit_for_bit(numbers: tuple[int, ...]) -> None:
+    """Also evaluations, checkpoints, and tables that are loaded from them."""
+    for differing, count in run_job(f"homes({numbers!r})"):
+        assert differing == []
+        assert count >= 10
+
+
+def test_a_home_in_gpu_memory_needs_rows_on_a_gpu() -> None:
+    table = EmbeddingBagConfig(name="t", num_embeddings=900, embedding_dim=4, feature_names=("x",))
+    tiers = TierConfig(tables={"t": TableTier(home="hbm", cache_rows=64)})
+    with refuses(ConfigError, "'t' 'hbm' cpu dram"):
+        TieredEmbeddingBagCollection([table], tiers=tiers)
 
 
 @pytest.mark.slow

@@ -93,6 +93,20 @@ def test_a_table_larger_than_gpu_memory_has_a_cache_there_and_float32_rows_in_dr
     assert gpu_plan(hbm=16 << 20, precision="int8")["large"].codec.kind == "int8"
 
 
+def test_int8_rows_are_in_gpu_memory_if_they_fit_there() -> None:
+    memory = MemoryConfig(hbm=80 << 20, precision="int8")
+    placed = place(TABLES, memory, ON_GPU, batch_size=BATCH)
+    large = placed["large"]
+    assert (large.tier, large.codec.kind) == ("hbm", "int8")
+    # 16 codes, scale and offset as float16, and the state of a row as bfloat16 are 22 bytes, padded to 24.
+    assert sum(size for part, size in large.bytes["hbm"].items() if part.startswith("record ")) == 24 * large.rows
+    assert placed.used("hbm") <= 80 << 20
+    assert large.seconds.total < gpu_plan(hbm=16 << 20, precision="int8")["large"].seconds.total
+    assert tier_config(placed, memory, "run", "cuda").tables["large"].home == "hbm"
+    # If the run is opened without a GPU, the same records are in DRAM.
+    assert tier_config(placed, memory, "run").tables["large"].home == "dram"
+
+
 def test_an_error_for_too_little_gpu_memory_says_how_much_is_enough() -> None:
     with refuses(ConfigError, "memory.hbm GPU memory") as caught:
         gpu_plan(hbm=700_000)

@@ -33,7 +33,7 @@ TYPES: dict[str, Any] = {
     "runs": INTS, "at": LONGS, "scale": FLOATS, "sequences": FLOATS, "parts": FLOATS, "numbers": FLOATS,
     "rule": ("fp32",) * 8, "squares": FLOATS, "places": LONGS, "sizes": INTS,
     "run_row": INTS, "run_at": LONGS, "run_scale": FLOATS, "ok": INTS, "keys": LONGS, "bounds": FLOATS,
-    "records": BYTES, "fits": BYTES,
+    "records": BYTES, "fits": BYTES, "record_of": LONGS,
 }  # fmt: skip
 """Argument -> type; all others are int32."""
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -88,8 +88,20 @@ def kernels(processor: int) -> Iterator[tuple[str, Any]]:
             "PARAMETERS_AT": parameters_at, "ROW_STATE_AT": state_at, "FULL_STATE_AT": size, "CLOCK_AT": size,
             "BYTES": size,
         }  # fmt: skip
-        yield f"encode, {name}", built(codec.encode, 4, STOCHASTIC=True, **form)
-        yield f"decode, {name}", built(codec.decode, 4, **form)
+        yield f"encode, {name}", built(codec.encode, 4, "record_of", STOCHASTIC=True, **form)
+        yield f"decode, {name}", built(codec.decode, 4, "record_of", **form)
+    # Records in GPU memory, padded to whole words.
+    form |= {
+        "KIND": 3,
+        "STATE": 2,
+        "PARAMETERS_AT": 64,
+        "ROW_STATE_AT": 68,
+        "FULL_STATE_AT": 70,
+        "CLOCK_AT": 70,
+        "BYTES": 72,
+    }
+    yield "encode in place, int8", built(codec.encode, 4, STOCHASTIC=True, **form)
+    yield "decode in place, int8", built(codec.decode, 4, **form)
 
 
 def usage(kernel: Any) -> dict[str, int]:

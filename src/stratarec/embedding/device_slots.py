@@ -301,45 +301,65 @@ class DeviceSlots(SlotMemory):
 
     # Moves
 
-    def _form(self, codec: RecordCodec) -> dict[str, Any]:
+    def _form(self, codec: RecordCodec, stride: int) -> dict[str, Any]:
         layout = codec.layout
         return {
             "D": self.width, "KIND": list(KINDS).index(layout.kind.name), "WIDE": layout.wide_parameters,
             "STATE": 0 if layout.wide_state else 2, "ROW_STATE": bool(layout.row_state), "FULL": layout.full_state,
             "CLOCKED": bool(layout.clock), "PARAMETERS_AT": layout.parameters_at, "ROW_STATE_AT": layout.row_state_at,
-            "FULL_STATE_AT": layout.full_state_at, "CLOCK_AT": layout.clock_at, "BYTES": layout.record_bytes,
+            "FULL_STATE_AT": layout.full_state_at, "CLOCK_AT": layout.clock_at, "BYTES": stride,
         }  # fmt: skip
 
     def encode(
-        self, codec: RecordCodec, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64],
-        write: int,
+        self, codec: RecordCodec, slots: Indices, records: Records | Tensor, places: Indices,
+        keys: NDArray[np.uint64], write: int,
     ) -> int:  # fmt: skip
         count = len(slots)
         if not count:
             return -1
         with self._order.moving():
-            encoded = torch.empty((count, codec.record_bytes), dtype=torch.uint8, device=self._device)
+            target, record_of = records, None
+            if isinstance(target, np.ndarray):
+                target = torch.empty((count, codec.record_bytes), dtype=torch.uint8, device=self._device)
+            else:
+                record_of = self._up(places)
             fits = torch.empty(count, dtype=torch.uint8, device=self._device)
             write_key = np.uint64(mix((write * 0x9E3779B97F4A7C15 + 1) & _MASK))
+            lists = self._up(np.stack([slots, (keys ^ write_key).view(np.int64)]))
             self._tile.launch(
-                codecs.encode, count, self._parts, self._up(slots), self._up((keys ^ write_key).view(np.int64)),
-                encoded, fits, count, STOCHASTIC=codec.layout.stochastic, **self._form(codec),
+                codecs.encode, count, self._parts, lists[0], lists[1], record_of, target, fits, count,
+                STOCHASTIC=codec.layout.stochastic, **self._form(codec, target.shape[1]),
             )  # fmt: skip
-            out = torch.from_numpy(records)
-            direct = _is_whole(places, records) and self.transfers.is_pinned(out)
-            copied, host = self.transfers.down(fits), self.transfers.down(encoded, out if direct else None)
+            copied = self.transfers.down(fits)
+            encoded = self._encoded_down(target, records, places) if isinstance(records, np.ndarray) else None
         self.transfers.wait()
-        if not direct:
-            records[places] = host.numpy()
+        if encoded is not None:
+            assert isinstance(records, np.ndarray)
+            records[places] = encoded.numpy()
         unfit = np.flatnonzero(copied.numpy() == 0)
         return int(unfit[0]) if len(unfit) else -1
 
-    def decode(self, codec: RecordCodec, records: Records, places: Indices, slots: Indices) -> None:
-        if len(slots):
-            records = records if _is_whole(places, records) else records[places]
-            with self._order.moving():
-                arguments = self._up(slots), self._up(records), len(slots)
-                self._tile.launch(codecs.decode, len(slots), self._parts, *arguments, **self._form(codec))
+    def _encoded_down(self, encoded: Tensor, records: Records, places: Indices) -> Tensor | None:
+        """Start to copy records to the host: into `records` if it is pinned, otherwise into the returned tensor."""
+        out = torch.from_numpy(records)
+        direct = _is_whole(places, records) and self.transfers.is_pinned(out)
+        host = self.transfers.down(encoded, out if direct else None)
+        return None if direct else host
+
+    def decode(self, codec: RecordCodec, records: Records | Tensor, places: Indices, slots: Indices) -> None:
+        if not len(slots):
+            return
+        with self._order.moving():
+            if isinstance(records, Tensor):
+                lists, source = self._up(np.stack([slots, places])), records
+            else:
+                lists = self._up(slots[None])
+                source = self._up(records if _is_whole(places, records) else records[places])
+            record_of = lists[1] if isinstance(records, Tensor) else None
+            self._tile.launch(
+                codecs.decode, len(slots), self._parts, lists[0], record_of, source, len(slots),
+                **self._form(codec, source.shape[1]),
+            )  # fmt: skip
 
     def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
         at = np.flatnonzero(absent)

@@ -34,6 +34,7 @@ from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
 from stratarec.embedding.slots import Level0, StagedBatch
 from stratarec.embedding.stores.arrays import DramRecords, MappedRecords
 from stratarec.embedding.stores.base import RecordStore
+from stratarec.embedding.stores.device import DeviceRecords
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.log_layout import DEAD_BYTES, LogConfig, location_bytes, plan_layout
 from stratarec.embedding.tables.base import BatchStamp, TableGroup
@@ -168,7 +169,16 @@ def build_tables(
             # Built before the store allocates memory or files, because it rejects tables that are too large.
             directory = Directory(members, tiers.tables, policy=tiers.policy, ways=tiers.ways, seed=seed)
             budget = budgets.get(place, 0)
-            store = open_store(key[1], tiers, f"group-{place:02d}", members, codecs[place].record_bytes, budget)
+            record = codecs[place].record_bytes
+            if key[1] == "hbm":
+                if not level0.slots(0, key[0], step_clock.optimizer).queued:
+                    raise ConfigError(
+                        f"table {members[0].name!r} has home 'hbm', but rows are trained on {level0.device}: set the "
+                        "device to a GPU, or the home to dram"
+                    )
+                store: RecordStore = DeviceRecords(level0, rows=rows[place], record_bytes=record)
+            else:
+                store = open_store(key[1], tiers, f"group-{place:02d}", members, record, budget)
             built.append(CachedTables(members, columns, directory, codecs[place], store, step_clock, health, level0))
     except Exception:
         for group in built:
@@ -612,7 +622,7 @@ class Engine(LookupEngine[Prepared]):
         total: Counter[str] = Counter(dram=self.level0.scratch.nbytes + self.level0.ring.nbytes)
         for tables, parts in self._bytes():
             if self.level0.on_device:
-                total["hbm"] += parts.pop("level0")
+                total["hbm"] += parts.pop("level0") + parts.pop("home_hbm", 0)
             files = parts.pop("home_block", 0)
             total["dram"] += sum(parts.values())
             if files:

@@ -310,7 +310,7 @@ class InFlightBatches:
 
 AnyHandle = TypeVar("AnyHandle", bound=Handle)
 
-PARTS = ("level0", "metadata", "home_dram", "home_block", "staging", "workspace", "outputs")
+PARTS = ("level0", "metadata", "home_dram", "home_block", "home_hbm", "staging", "workspace", "outputs")
 """Keys of `LookupEngine.bytes_by_part`."""
 
 

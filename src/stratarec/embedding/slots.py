@@ -151,13 +151,13 @@ class SlotMemory(Protocol):
     # Moves
 
     def encode(
-        self, codec: RecordCodec, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64],
-        write: int,
+        self, codec: RecordCodec, slots: Indices, records: Records | Tensor, places: Indices,
+        keys: NDArray[np.uint64], write: int,
     ) -> int:  # fmt: skip
-        """Encode slots into records; see `RecordCodec.encode`."""
+        """Encode slots into records; see `RecordCodec.encode`. A tensor of records is in the memory of the slots."""
 
-    def decode(self, codec: RecordCodec, records: Records, places: Indices, slots: Indices) -> None:
-        """Decode records into slots; see `RecordCodec.decode`."""
+    def decode(self, codec: RecordCodec, records: Records | Tensor, places: Indices, slots: Indices) -> None:
+        """Decode records into slots; see `RecordCodec.decode`. A tensor of records is in the memory of the slots."""
 
     def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
         """Write initial values to the slots of `moves` where `absent` is true: these rows have no record at home."""
@@ -325,12 +325,14 @@ class CpuSlots(SlotMemory):
             part[:] = 0
 
     def encode(
-        self, codec: RecordCodec, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64],
-        write: int,
+        self, codec: RecordCodec, slots: Indices, records: Records | Tensor, places: Indices,
+        keys: NDArray[np.uint64], write: int,
     ) -> int:  # fmt: skip
+        assert not isinstance(records, Tensor)
         return codec.encode(self._rows, slots, records, places, keys, write)
 
-    def decode(self, codec: RecordCodec, records: Records, places: Indices, slots: Indices) -> None:
+    def decode(self, codec: RecordCodec, records: Records | Tensor, places: Indices, slots: Indices) -> None:
+        assert not isinstance(records, Tensor)
         codec.decode(records, places, self._rows, slots)
 
     def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:

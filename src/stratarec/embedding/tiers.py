@@ -14,7 +14,7 @@ from stratarec.config.validate import check_ranges
 from stratarec.embedding.config import CachePolicy, CodecConfig
 from stratarec.errors import ConfigError
 
-HomeKind = Literal["dram", "mapped", "log"]
+HomeKind = Literal["dram", "mapped", "log", "hbm"]
 
 MEMORY_NAMES = {"hbm": "GPU memory", "dram": "DRAM", "mapped": "mapped", "block": "block"}
 """Memory that rows can be in -> its name in texts."""
@@ -28,7 +28,8 @@ class TableTier:
     """The home of one table's rows, and the float32 cache in level 0."""
 
     home: HomeKind = "dram"
-    """``dram`` is an array, ``mapped`` a memory-mapped file, ``log`` an append-only log on a block device."""
+    """``dram`` is an array, ``mapped`` a memory-mapped file, ``log`` an append-only log on a block device, ``hbm`` an
+    array in the memory of the GPU that trains the rows."""
     codec: CodecConfig = field(default_factory=CodecConfig)
     """Encoding of rows in the home."""
     cache_rows: int

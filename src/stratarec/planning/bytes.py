@@ -12,6 +12,7 @@ per batch or per log:
     record weights      of the home    row          encoded weights; those of a log's frequent rows are in dram, too
     record parameters   of the home    row          scale and offset of int8 and int4
     record state        of the home    row          optimizer state in the record
+    record padding      hbm            row          home ``hbm`` only: records are whole words of 4 bytes
     bitmaps             dram           row          1 bit "written" (not for a log) and 1 bit "changed"
     locations           dram           row          home ``log`` only: 4 bytes; 8 bytes above 2.8e9 rows
     staging             dram, hbm      batch        slots of lookups in flight, lists of moving rows, and buffers for
@@ -43,13 +44,13 @@ from stratarec.kernels.runtime.memory import buffer_bytes
 from stratarec.kernels.update import scratch_bytes
 from stratarec.planning.config import Memory as Memory
 
-Home: TypeAlias = Literal["level0", "dram", "mapped", "log"]
+Home: TypeAlias = Literal["level0", "dram", "mapped", "log", "hbm"]
 Parts: TypeAlias = Mapping[Memory, Mapping[str, int]]
 
 MEMORIES: tuple[Memory, ...] = ("hbm", "dram", "mapped", "block")
 LEVEL0: tuple[Memory, ...] = ("hbm", "dram")
 """Memories in which rows can be trained."""
-_HOME_MEMORY: Mapping[Home, Memory] = {"dram": "dram", "mapped": "mapped", "log": "block"}
+_HOME_MEMORY: Mapping[Home, Memory] = {"dram": "dram", "mapped": "mapped", "log": "block", "hbm": "hbm"}
 TAG_BYTES = STAMP_BYTES = COUNTER_BYTES = LOOKUP_SLOT_BYTES = 4
 LIST_BYTES = 6 * 8 * 5 // 4  # six lists of rows and slots that move, int64, with a quarter to spare
 MOST_ROWS_OF_A_LOG = 2_800_000_000
@@ -180,7 +181,8 @@ def cached_bytes(
     """
     layout = _record(codec, shape)
     record = layout.record_bytes
-    buffered = home == "log" or level0 == "hbm"
+    on_host = home != "hbm"
+    buffered = home == "log" or (level0 == "hbm" and on_host)
     dram: dict[str, int] = {
         "tags": TAG_BYTES * slots,
         "stamps": STAMP_BYTES * slots,
@@ -191,12 +193,14 @@ def cached_bytes(
         "log buffers": int(2 * rows / MOST_ROWS_OF_A_LOG * LOG_BUFFER_BYTES) if home == "log" else 0,
         "staging": staging_bytes(record if buffered else 0, slots, traffic),
     }
-    on_device = {"staging": int(2 * record * traffic.distinct)} if level0 == "hbm" else {}
+    on_device = {"staging": int(2 * record * traffic.distinct)} if level0 == "hbm" and on_host else {}
     at_home = _record_parts(layout, rows)
     if home == "log":
         blocks = log_bytes(record, rows)
         at_home["block padding"] = blocks - record * rows
         at_home["dead space"] = int(DEAD_SHARE * blocks)
+    if not on_host:
+        at_home["record padding"] = -record % 4 * rows
     records: list[Parts] = [{_HOME_MEMORY[home]: at_home}, {"dram": _record_parts(layout, dram_rows)}]
     return add_parts([level0_bytes(shape, slots, level0), {"hbm": on_device, "dram": dram}, *records])
 

@@ -125,7 +125,7 @@ def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Can
         by_bin = expected_misses(table.popularity, demand)
         misses = float(by_bin.sum())
         work = replace(table.work, ways=slots.ways, misses=misses)
-        for home in _homes(memory):
+        for home in _homes(memory, chosen=precision != "auto"):
             shares = _DRAM_SHARES if home == "log" and misses and table.popularity.by_id else (0.0,)
             for dram_rows in [int(share * table.rows) for share in shares]:
                 on_device = float(by_bin @ table.popularity.from_row(dram_rows)) / misses if dram_rows else 1.0
@@ -161,9 +161,14 @@ def cache_sizes(table: TableSpec, memory: MemoryConfig) -> list[SlotSplit]:
     return sorted({least, *grid}, key=lambda slots: slots.total)
 
 
-def _homes(memory: MemoryConfig) -> tuple[Home, ...]:
+def _homes(memory: MemoryConfig, *, chosen: bool) -> tuple[Home, ...]:
+    """Return the homes that `memory` allows.
+
+    Encoded rows are in GPU memory only if their precision was `chosen`: ``auto`` lowers it to save memory, not time.
+    """
     paths: dict[Home, object] = {"mapped": memory.mapped, "log": memory.block}
-    return ("dram", *(home for home, config in paths.items() if config is not None))
+    on_gpu: tuple[Home, ...] = ("hbm",) if memory.level0 == "hbm" and chosen else ()
+    return (*on_gpu, "dram", *(home for home, config in paths.items() if config is not None))
 
 
 def _candidate(

@@ -203,10 +203,18 @@ class Tiers:
         """Costs of table work with rows in `level0`."""
         return self.hbm.engine if self.hbm else self.engine
 
-    def staging_seconds(self, shape: RowShape, record: int, ways: int, distinct: float, misses: float) -> float:
-        """Return the seconds of memory and bus traffic when rows are staged; see `DramTier.staging_seconds`."""
+    def staging_seconds(
+        self, shape: RowShape, record: int, ways: int, distinct: float, misses: float, *, in_gpu_memory: bool = False
+    ) -> float:
+        """Return the seconds of memory and bus traffic when rows are staged; see `DramTier.staging_seconds`.
+
+        Records that are `in_gpu_memory`, as the slots are, do not cross the bus.
+        """
         if self.hbm is None:
             return self.dram.staging_seconds(shape.slot_bytes + record, ways, distinct, misses)
+        if in_gpu_memory:
+            tags = self.dram.staging_seconds(0, ways, distinct, misses)
+            return tags + 2 * misses * (shape.slot_bytes + record) / self.hbm.row_bytes_per_second
         moved = self.dram.staging_seconds(record, ways, distinct, misses)
         return moved + self.hbm.exchange_seconds(shape.slot_bytes, record, misses)
 

@@ -277,7 +277,8 @@ def tier_config(plan: Plan, memory: MemoryConfig, name: str, device: str = "cpu"
     """
     tables = {
         placed.table: TableTier(
-            home=placed.tier,
+            # Records of GPU memory are in DRAM if the rows are trained there.
+            home="dram" if placed.tier == "hbm" and device == "cpu" else placed.tier,
             codec=placed.codec,
             cache_rows=placed.cache_rows,
             hot_rows=placed.hot_rows,

@@ -118,7 +118,8 @@ def table_seconds(work: TableWork, tiers: Tiers) -> TableSeconds:
     if work.home == "level0":
         return TableSeconds(compute=compute)
     record = record_bytes(work.codec, shape)
-    moved = tiers.staging_seconds(shape, record, work.ways, work.distinct, work.misses)
+    in_gpu_memory = work.home == "hbm"
+    moved = tiers.staging_seconds(shape, record, work.ways, work.distinct, work.misses, in_gpu_memory=in_gpu_memory)
     staging = tiers.costs.staging.seconds(moved, work.lookups, work.misses)
     if tiers.hbm is None:  # on a GPU, encoding and decoding are as fast as reading
         kind = KINDS[work.codec.kind]

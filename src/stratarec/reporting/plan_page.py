@@ -254,7 +254,13 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"
 
 
-HOMES = {"level0": "level 0", "dram": "DRAM", "mapped": "mapped file", "log": "log on a block device"}
+HOMES = {
+    "level0": "level 0",
+    "dram": "DRAM",
+    "mapped": "mapped file",
+    "log": "log on a block device",
+    "hbm": "GPU memory",
+}
 _SLOTS, _TAGS = ("slot weights", "slot state"), ("tags", "stamps", "counters")
 _WORK = ("staging", "workspace")
 _MEMORY = {"mapped": "mapped", "log": "block"}
@@ -328,9 +334,14 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
         records = "dram" in homes or any(table["dram_rows"] for table in cached)
         names = ["encoded rows at rest"] if records else []
         names += ["buffers of the log, and the location of each of its rows"] if "log" in homes else []
-        name = "Home, in DRAM" if records else "Log buffers and index, in DRAM"
+        index = "Log buffers and index, in DRAM" if "log" in homes else "Flags of rows, in DRAM"
+        name = "Home, in DRAM" if records else index
         flow = _flow(plan, caches)
         yield _level(name, "; ".join([*names, "flags of written rows"]), inside, parts, "home_dram", flow)
+        if "hbm" in homes:
+            kinds = "/".join(sorted({table["codec"]["kind"] for table in cached if table["tier"] == "hbm"}))
+            size = sum(value for part, value in memories.get("hbm", {}).items() if part.startswith("record "))
+            yield _level("Home, in GPU memory", f"rows at rest as {kinds}", size, parts, "home_hbm")
         files = homes & {"mapped", "log"}
         for tier in sorted(files):
             kinds = "/".join(sorted({table["codec"]["kind"] for table in cached if table["tier"] == tier}))

@@ -24,8 +24,10 @@ from store_conformance import (
     random_records,
     read_all,
 )
+from stratarec.embedding.slots import Level0
 from stratarec.embedding.stores.arrays import DramRecords, MappedRecords
 from stratarec.embedding.stores.base import RecordStore
+from stratarec.embedding.stores.device import DeviceRecords
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.log_layout import LogConfig
 from stratarec.embedding.stores.row_files import link_or_copy
@@ -59,6 +61,13 @@ class TestDramRecords(ArrayRecordsTests):
 class TestMappedRecords(ArrayRecordsTests):
     def make(self, directory: Path) -> RecordStore:
         return MappedRecords(directory, rows=self.rows, record_bytes=self.record_bytes)
+
+
+class TestDeviceRecords(ArrayRecordsTests):
+    """Records in the memory of a device; here on tensors of the CPU."""
+
+    def make(self, directory: Path) -> RecordStore:
+        return DeviceRecords(Level0(), rows=self.rows, record_bytes=self.record_bytes)
 
 
 class DramMachine(RecordStoreMachine):

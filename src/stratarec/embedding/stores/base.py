@@ -28,11 +28,14 @@ class StoreBytes:
     """Bytes of DRAM: records, bitmaps, locations, buffers. Pages that were never touched do not count."""
     block_bytes: int
     """Bytes of file space in the store's directory; files that only checkpoints reference are not included."""
+    device_bytes: int = 0
+    """Bytes in the memory of a device."""
 
     def __add__(self, other: StoreBytes) -> StoreBytes:
         return StoreBytes(
-            dram_bytes=self.dram_bytes + other.dram_bytes, block_bytes=self.block_bytes + other.block_bytes
-        )
+            dram_bytes=self.dram_bytes + other.dram_bytes, block_bytes=self.block_bytes + other.block_bytes,
+            device_bytes=self.device_bytes + other.device_bytes,
+        )  # fmt: skip
 
 
 @runtime_checkable
@@ -48,7 +51,7 @@ class RecordStore(Protocol):
     record_bytes: int
     """Bytes of one record."""
     kind: str
-    """``dram``, ``mapped`` or ``log``."""
+    """``dram``, ``mapped``, ``log`` or ``hbm``."""
     array: NDArray[np.uint8] | None
     """``[R, record_bytes]`` if records are directly addressable memory (dram, mapped), else None."""
 

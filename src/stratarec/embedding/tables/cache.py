@@ -28,11 +28,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.slots import Records, SlotMemory
 from stratarec.embedding.stores.base import RecordStore
+from stratarec.embedding.stores.device import DeviceRecords
 from stratarec.embedding.stores.row_files import DeltaChain, read_rows, verify_file
 from stratarec.embedding.tiers import TableTier, cache_sets
 from stratarec.errors import CheckpointError, ConfigError, TrainingError
@@ -283,7 +285,7 @@ class Fetched:
     """Rows that are ready to be decoded into slots: their moves, records, and whether each record exists."""
 
     incoming: kernel.Moves
-    records: Records
+    records: Records | Tensor
     present: NDArray[np.bool_]
 
 
@@ -345,7 +347,7 @@ class Mover(ABC):
             raise self._unfit_row(int(rows[bad]))
         self.store.write(rows, records)
 
-    def _encode(self, moves: kernel.Moves, records: Records, places: Indices, write: int) -> None:
+    def _encode(self, moves: kernel.Moves, records: Records | Tensor, places: Indices, write: int) -> None:
         bad = self.memory.encode(self.codec, moves.slots, records, places, moves.keys, write)
         if bad >= 0:
             raise self._unfit_row(int(moves.rows[bad]))
@@ -400,6 +402,31 @@ class AddressableHome(Mover):
         self._place(Fetched(moves, self._array, self.store.written(moves.rows)), moves.rows, memory)
 
 
+class DeviceHome(Mover):
+    """Mover for records in the memory of the slots' device: no record passes through the host."""
+
+    @property
+    def _records(self) -> Tensor:
+        assert isinstance(self.store, DeviceRecords)
+        return self.store.records
+
+    @traced("fetch rows")
+    def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
+        outgoing, incoming = kernel.moves(self._directory.layout, staging, self._directory.workspace)
+        if len(outgoing):
+            self._encode(outgoing, self._records, outgoing.rows, write)
+            self.store.mark_written(outgoing.rows)
+        return Fetched(incoming, self._records, self.store.written(incoming.rows)) if len(incoming) else None
+
+    @traced("place rows")
+    def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
+        if fetched is not None:
+            self._place(fetched, fetched.incoming.rows, self.memory)
+
+    def copy(self, moves: kernel.Moves, memory: SlotMemory) -> None:
+        self._place(Fetched(moves, self._records, self.store.written(moves.rows)), moves.rows, memory)
+
+
 class StoredHome(Mover):
     """Mover for other stores: records pass through a buffer that grows to the largest batch."""
 
@@ -448,6 +475,8 @@ def mover_of(
     names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: SlotMemory
 ) -> Mover:
     """Return the mover for a store and a memory; the parameters are those of `Mover`."""
+    if isinstance(store, DeviceRecords):
+        return DeviceHome(names, directory, codec, store, memory)
     addressable = memory.addresses_host and store.array is not None and store.bits is not None
     kind = AddressableHome if addressable else StoredHome
     return kind(names, directory, codec, store, memory)

@@ -253,7 +253,7 @@ class CachedTables(TableGroup):
             self._slots.restore(directory, manifest["slots"], stamp)
 
     def fits(self, manifest: Mapping[str, Any]) -> bool:
-        kinds = {"rows": ("dram", "mapped"), "log": ("log",)}
+        kinds = {"rows": ("dram", "mapped", "hbm"), "log": ("log",)}
         same_home = self.store.kind in kinds.get(str(manifest["home"].get("layout", "")), ())
         return same_home and manifest.get("cache") == self.directory.shape
 
@@ -272,6 +272,7 @@ class CachedTables(TableGroup):
             "metadata": self.directory.state.nbytes,
             "home_dram": home.dram_bytes,
             "home_block": home.block_bytes,
+            "home_hbm": home.device_bytes,
             "staging": self.mover.nbytes + sum(array.nbytes for array in lists),
         }
 

@@ -167,24 +167,28 @@ def all_of(fits, mask):
 
 @triton.jit(do_not_specialize=["count"])
 def encode(
-    slots, places, keys, records, fits, count,
+    slots, places, keys, record_of, records, fits, count,
     D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, STOCHASTIC: tl.constexpr,
     WIDE: tl.constexpr, STATE: tl.constexpr, ROW_STATE: tl.constexpr, FULL: tl.constexpr, CLOCKED: tl.constexpr,
     PARAMETERS_AT: tl.constexpr, ROW_STATE_AT: tl.constexpr, FULL_STATE_AT: tl.constexpr, CLOCK_AT: tl.constexpr,
     BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Encode the slot places[i] into records[i]; set fits[i] to 1 if the codec can represent all numbers of the slot.
+    """Encode the slot places[i] into record record_of[i]; set fits[i] to 1 if the codec can represent its numbers.
 
-    The rounding noise is a function of keys[i] and the column.
+    Without `record_of` it is record i. Records are `BYTES` apart. The rounding noise is a function of keys[i] and the
+    column.
     """
     i = tl.program_id(0) * K + tl.arange(0, K)
     valid = i < count
     slot = tl.load(places + i, valid, 0)
     key = mix(tl.load(keys + i, valid, 0).to(tl.uint64, bitcast=True))[:, None]
-    at = (i.to(tl.int64) * BYTES)[:, None]
+    record = tl.load(record_of + i, valid, 0) if record_of is not None else i.to(tl.int64)
+    at = (record * BYTES)[:, None]
     d = tl.arange(0, DP)[None, :]
     mask = valid[:, None] & (d < D)
-    WORDS: tl.constexpr = (PARAMETERS_AT | ROW_STATE_AT | FULL_STATE_AT | CLOCK_AT | BYTES) % 4 == 0
+    WORDS: tl.constexpr = (
+        PARAMETERS_AT | ROW_STATE_AT | (FULL_STATE_AT if FULL else 0) | (CLOCK_AT if CLOCKED else 0) | BYTES
+    ) % 4 == 0
     at = tl.multiple_of(at, [4, 4]) if WORDS else at
     weight = tl.load(slots[0] + (slot * D)[:, None] + d, mask, 0.0)
     if KIND < INT8:
@@ -233,19 +237,22 @@ def encode(
 
 @triton.jit(do_not_specialize=["count"])
 def decode(
-    slots, places, records, count,
+    slots, places, record_of, records, count,
     D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr, STATE: tl.constexpr,
     ROW_STATE: tl.constexpr, FULL: tl.constexpr, CLOCKED: tl.constexpr, PARAMETERS_AT: tl.constexpr,
     ROW_STATE_AT: tl.constexpr, FULL_STATE_AT: tl.constexpr, CLOCK_AT: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Decode records[i] into the slot places[i]."""
+    """Decode record record_of[i] into the slot places[i]; without `record_of` it is record i."""
     i = tl.program_id(0) * K + tl.arange(0, K)
     valid = i < count
     slot = tl.load(places + i, valid, 0)
-    at = (i.to(tl.int64) * BYTES)[:, None]
+    record = tl.load(record_of + i, valid, 0) if record_of is not None else i.to(tl.int64)
+    at = (record * BYTES)[:, None]
     d = tl.arange(0, DP)[None, :]
     mask = valid[:, None] & (d < D)
-    WORDS: tl.constexpr = (PARAMETERS_AT | ROW_STATE_AT | FULL_STATE_AT | CLOCK_AT | BYTES) % 4 == 0
+    WORDS: tl.constexpr = (
+        PARAMETERS_AT | ROW_STATE_AT | (FULL_STATE_AT if FULL else 0) | (CLOCK_AT if CLOCKED else 0) | BYTES
+    ) % 4 == 0
     at = tl.multiple_of(at, [4, 4]) if WORDS else at
     if KIND < INT8:
         size = 4 if KIND == FP32 else 2
