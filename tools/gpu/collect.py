@@ -94,8 +94,9 @@ def precision(cells: Cells) -> dict[str, float]:
     metrics = {}
     for cell in cells:
         ms, suffix = cell["ms"], "" if cell["case"] == "depth2" else f"_{cell['case']}"
-        metrics |= {f"ratio_{kind}_fp32{suffix}": ratio(ms["fp32"], ms[kind]) for kind in ("int8", "int4")}
-        metrics |= {f"share_of_hbm_{kind}{suffix}": ratio(ms["hbm"], ms[kind]) for kind in ("fp32", "int8", "int4")}
+        kinds = ("int8", "int4", "int8_hbm")
+        metrics |= {f"ratio_{kind}_fp32{suffix}": ratio(ms["fp32"], ms[kind]) for kind in kinds}
+        metrics |= {f"share_of_hbm_{kind}{suffix}": ratio(ms["hbm"], ms[kind]) for kind in ("fp32", *kinds)}
         used = {name: sum(parts.values()) - parts["outputs"] for name, parts in cell["bytes"].items()}
         metrics |= {f"bytes_ratio_{kind}": used["hbm"] / used[kind] for kind in ("int8", "int4")}
     return metrics

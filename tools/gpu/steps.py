@@ -29,7 +29,7 @@ from stratarec.embedding import Prefetcher, RowOptimizerConfig
 from stratarec.embedding.codecs import FloatRows
 from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.tables.cached import CachedTables
-from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
 from stratarec.kernels.random import fill_uniform, table_key
 from stratarec.kernels.runtime.accelerator import CPU, open_device
 from stratarec.models import DLRMConfig, build_model
@@ -98,11 +98,15 @@ def slots_within(share: float) -> dict[str, int]:
     return slots
 
 
-def cached(kind: str, slots: Mapping[str, int]) -> TierConfig:
-    """Return tables in host memory with caches of `slots` rows; tables that fit their slots are in GPU memory."""
+def cached(kind: str, slots: Mapping[str, int], home: HomeKind = "dram") -> TierConfig:
+    """Return tables at `home` with caches of `slots` rows; tables that fit their slots are in GPU memory."""
     codec = CodecConfig(kind=kind, state="fp32" if kind == "fp32" else "bf16")
     return TierConfig(
-        tables={name: TableTier(codec=codec, cache_rows=slots[name]) for name in NAMES if slots[name] < ROWS[name]},
+        tables={
+            name: TableTier(home=home, codec=codec, cache_rows=slots[name])
+            for name in NAMES
+            if slots[name] < ROWS[name]
+        },
         lookahead=2,
     )
 
@@ -110,16 +114,16 @@ def cached(kind: str, slots: Mapping[str, int]) -> TierConfig:
 def write_home(tables: CachedTables) -> None:
     """Write the initial value of every row to its home, so that a miss reads a record."""
     rows = FloatRows.allocate(1 << 18, tables.codec.width, **tables.codec.layout.kept)
-    weights, array = rows.weights.reshape(rows.slots, -1), tables.store.array
+    weights = rows.weights.reshape(rows.slots, -1)
     for table in tables.configs:
         for first in range(0, table.num_embeddings, rows.slots):
             places = np.arange(min(rows.slots, table.num_embeddings - first), dtype=np.int64)
             draw = partial(fill_uniform, key=table_key(SEED, table.name), low=-table.bound, high=table.bound)
             parts = filter(len, np.array_split(places, 16))
             list(POOL.map(lambda part: draw(weights[part[0] : part[-1] + 1], first_row=first + int(part[0])), parts))
-            at_home = places + tables.first_row[table.name] + first
-            tables.codec.encode(rows, places, array, at_home, np.zeros(len(places), dtype=np.uint64), 0)
-            tables.store.mark_written(at_home)
+            records = np.zeros((len(places), tables.codec.record_bytes), dtype=np.uint8)
+            tables.codec.encode(rows, places, records, places, np.zeros(len(places), dtype=np.uint64), 0)
+            tables.store.write(places + tables.first_row[table.name] + first, records)
 
 
 class Side:
@@ -278,12 +282,12 @@ def graph() -> None:
         close(sides)
 
 
-def against_whole(benchmark: str, homes: Mapping[str, tuple[str, float]]) -> None:
+def against_whole(benchmark: str, homes: Mapping[str, tuple[str, float, HomeKind]]) -> None:
     """Compare homes of a precision, with caches in GPU memory for a share of the rows, with all rows in GPU memory."""
     size = 8 if SMALL else 16_384
     sides = {"hbm": Side(64, "gpu")}
-    for name, (kind, share) in homes.items():
-        sides[name] = Side(64, "gpu", tiers=cached(kind, slots_within(share)))
+    for name, (kind, share, home) in homes.items():
+        sides[name] = Side(64, "gpu", tiers=cached(kind, slots_within(share), home))
     for depth in (2, 0):
         warm_up, timed = data_for(size, depth, depth)
         # Compare losses only before rounding differences have grown.
@@ -293,9 +297,17 @@ def against_whole(benchmark: str, homes: Mapping[str, tuple[str, float]]) -> Non
 
 
 def precision_and_tiers() -> None:
-    """MPE: homes of three precisions with caches of 5 % and 1 %. MTrainS: int8 homes with caches of 1/8 and 1/37."""
-    against_whole("gpu_precision", {"fp32": ("fp32", 0.05), "int8": ("int8", 0.05), "int4": ("int4", 0.01)})
-    against_whole("gpu_tiers", {"8th": ("int8", 1 / 8), "37th": ("int8", 1 / 37)})
+    """MPE: homes of three precisions with caches of 5 % and 1 %, and int8 homes in GPU memory. MTrainS: int8 homes with
+    caches of 1/8 and 1/37.
+    """
+    precisions: dict[str, tuple[str, float, HomeKind]] = {
+        "fp32": ("fp32", 0.05, "dram"),
+        "int8": ("int8", 0.05, "dram"),
+        "int4": ("int4", 0.01, "dram"),
+        "int8_hbm": ("int8", 0.05, "hbm"),
+    }
+    against_whole("gpu_precision", precisions)
+    against_whole("gpu_tiers", {"8th": ("int8", 1 / 8, "dram"), "37th": ("int8", 1 / 37, "dram")})
 
 
 def hot() -> None:
