@@ -7,6 +7,7 @@ result = stratarec.Trainer(recipe, dataset).train()
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from stratarec.io.lazy_names import lazy_names
@@ -29,5 +30,16 @@ if TYPE_CHECKING:
     from stratarec.recipe import Recipe as Recipe
     from stratarec.serving.scorer import Scorer as Scorer
     from stratarec.training.trainer import Trainer as Trainer
+
+# Libraries that report their use to their makers unless a variable is set before they are imported. Ray's is set where
+# Ray is imported.
+_SILENT = {
+    "ORT_DISABLE_TELEMETRY": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+for _name, _value in _SILENT.items():
+    os.environ.setdefault(_name, _value)
 
 __getattr__, __all__ = lazy_names(__name__, __file__)

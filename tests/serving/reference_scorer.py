@@ -59,7 +59,7 @@ class ReferenceScorer:
         x = torch.tensor(dense)
         own = {"dlrm": self.dlrm, "dcnv2": self.dcnv2}.get(self.about["model"]["kind"])
         logit = own(x, vectors) if own else self.of_fields(x, vectors, [*order, "history"][: len(vectors)])
-        return float(1 / (1 + np.exp(-np.float64(self.calibrated(float(logit))))))
+        return float(1 / (1 + np.exp(-np.float64(self.calibrated(float(logit) + self.about["correction"][0])))))
 
     def calibrated(self, x: float) -> float:
         for entry in self.about["calibration"]:

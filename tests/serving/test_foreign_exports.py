@@ -234,7 +234,7 @@ def test_a_manifest_with_changed_fields_is_refused_or_gives_scores(copy: Path, s
         "schema.sparse", "schema.sparse.kind", "schema.sparse.of", "schema.sparse.vocabulary", "schema.dense.transform",
         "model.history.layers", "format", "model.history.heads", "model.history.attention_mlp", "model.history",
         "model.pooling", "model", "model.dropout", "model.batch_norm", "model.interaction", "model.initialization",
-            "model.initial_rows", "model.initial_logit", "calibration",
+            "model.initial_rows", "model.initial_logit", "calibration", "correction",
         "moments.price.mean", "moments.price.deviation", "model.towers", "tables.city.float32_rows",
         "tables.item.float32_rows", "files.README.txt.bytes", "files.README.txt.hash",
         # The ids of a base are those of the file in any case, and a seed that is 0 may be set to 0.
@@ -258,8 +258,8 @@ def deep(depth: int) -> str:
         ('{"format": 1e999}', ""),
         ('{"format": NaN}', "number"),
         (f'{{"format": {"9" * 5000}}}', "damaged"),
-        ('{"format": 1}', "1 5"),
-        ('{"format": 5}', "hash"),
+        ('{"format": 1}', "1 6"),
+        ('{"format": 6}', "hash"),
     ],
 )
 def test_invalid_manifests_are_refused(copy: Path, text: str, message: str) -> None:

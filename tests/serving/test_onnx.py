@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +17,8 @@ import pytest
 import torch
 from serving.test_scorer import FIELDS, MODELS, SPARSE, content, write_log
 
-from errors import refuses
+import stratarec
+from errors import missing, refuses
 from recipes import prepared, tiny
 from stratarec import Scorer
 from stratarec.data.prepare.prepare import prepare
@@ -116,7 +120,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
         recipe = Recipe.from_dict(config)
         Trainer(recipe, prepared(recipe.data)).train()
         with open_run(root / precision) as trained:
-            export(trained, root / f"export-{precision}")
+            export(trained, root / f"export-{precision}", onnx=precision == "float32")
     return root
 
 
@@ -212,11 +216,21 @@ def test_an_export_refuses_onnx_before_and_after_tables_are_written(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["onnx", "onnxruntime"])
-def test_torch_computes_the_network_without_the_extra(exports: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        ("sys.modules['onnx'] = None", "stratarec[onnx]"),
+        ("sys.modules['onnxruntime'] = None", "stratarec[onnx]"),
+        ("sys.path.insert(0, sys.argv[2])", "load _ARRAY_API"),
+    ],
+)
+def test_torch_computes_the_network_without_a_runtime_that_loads(
+    exports: Path, tmp_path: Path, break_it: str, message: str
+) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise AttributeError('_ARRAY_API not found')")
     script = (
         "import sys\n"
-        f"sys.modules[{name!r}] = None\n"
+        f"{break_it}\n"
         "from stratarec import Scorer\n"
         "from stratarec.errors import ConfigError\n"
         "print(Scorer.open(sys.argv[1]).runtime)\n"
@@ -225,9 +239,58 @@ def test_torch_computes_the_network_without_the_extra(exports: Path, name: str) 
         "except ConfigError as error:\n"
         "    print(error)\n"
     )
-    chosen, error = forked.python(script, [str(exports / "export-float32")]).stdout.splitlines()
+    chosen, error = forked.python(script, [str(exports / "export-float32"), str(tmp_path)]).stdout.splitlines()
     assert chosen == "torch"
-    assert "stratarec[onnx]" in error
+    assert not missing(message, error)
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "torch"])
+def test_a_child_that_is_forked_after_scoring_scores(exports: Path, name: str) -> None:
+    """The child has none of the threads with which its parent scored, and would wait for them."""
+    script = (
+        "import os, sys, time, torch\n"
+        "from stratarec import Scorer\n"
+        "torch.set_num_threads(2)\n"
+        "scorer = Scorer.open(sys.argv[1], runtime=sys.argv[2])\n"
+        "columns = scorer.manifest.columns\n"
+        "rows = {feature.name: list(range(4000)) for feature in (*columns.dense, *columns.sparse)}\n"
+        "before = scorer.score(rows)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(int(abs(scorer.score(rows) - before).max() > 1e-6))\n"
+        "end = time.monotonic() + 60\n"
+        "while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:\n"
+        "    time.sleep(0.01)\n"
+        "if not ended[0]:\n"
+        "    os.kill(child, 9)\n"
+        "print(ended[0] == child, ended[1])\n"
+    )
+    result = forked.python(script, [str(exports / "export-float32"), name])
+    assert result.stdout.split() == ["True", "0"], result.stderr
+
+
+@pytest.mark.parametrize("set_by_user", [False, True])
+def test_the_runtime_does_not_report_to_its_maker(exports: Path, tmp_path: Path, set_by_user: bool) -> None:
+    """Its telemetry writes the identifier of the device into the home directory."""
+    for name in ("home", "tmp"):
+        (tmp_path / name).mkdir()
+    # It does not report in tests that it recognizes.
+    own = ("CI", "ORT_RUNNING_UNIT_TESTS", "XDG_CACHE_HOME", *stratarec._SILENT)
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    environment |= {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
+    if set_by_user:
+        environment["ORT_DISABLE_TELEMETRY"] = "0"
+    script = (
+        "import os, sys; from stratarec.serving import onnx_network; import stratarec\n"
+        "onnx_network.load_runtime('float32').InferenceSession(open(sys.argv[1], 'rb').read())\n"
+        "print(*(os.environ[name] for name in stratarec._SILENT))"
+    )
+    command = [sys.executable, "-c", script, str(exports / "export-float32" / "network.onnx")]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    assert output[1:] == ["true", "false", "1"]
+    assert output[0] == ("0" if set_by_user else "1")
+    files = [path.name for path in tmp_path.rglob("*") if path.name == ".ses" or "onnxruntime" in path.name]
+    assert set_by_user or not files
 
 
 class Branching(Network):

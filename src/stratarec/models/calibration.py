@@ -64,6 +64,11 @@ class Calibration(nn.Module):
             for name, tensor in (("knots", knots), ("values", values), ("slopes", slopes)):
                 self.register_buffer(f"{name}_{number}", tensor.float(), persistent=False)
 
+    @property
+    def steepest(self) -> float:
+        """Largest slope of all maps, by which they multiply the error of a logit."""
+        return max(float(self.get_buffer(f"slopes_{number}").max()) for number in range(len(self.maps)))
+
     def forward(self, logits: Tensor) -> Tensor:
         """Map logits ``[B]``, or ``[B, T]`` of T labels."""
         if len(self.maps) == 1:

@@ -47,7 +47,7 @@ from stratarec.models.base import build_tables
 from stratarec.models.calibration import LogitMap
 from stratarec.models.zoo.trees import TreeSizes
 
-FORMAT: Literal[5] = 5
+FORMAT: Literal[6] = 6
 DELTA_FORMAT: Literal[3] = 3
 MANIFEST, NETWORK, TABLES, README, ONNX = (
     "manifest.json", "network.safetensors", "tables.safetensors", "README.txt", "network.onnx",
@@ -142,7 +142,7 @@ class ExportManifest(Model):
 
     model_config = pydantic.ConfigDict(populate_by_name=True)
 
-    format: Literal[5] = FORMAT
+    format: Literal[6] = FORMAT
     model: ModelConfig
     """The ``model`` section of the recipe."""
     precision: Literal["float32", "bf16"]
@@ -158,8 +158,10 @@ class ExportManifest(Model):
     vocabularies: dict[str, ExportedVocabulary]
     trees: TreeSizes = TreeSizes()
     """Lengths of the tensors of trees in ``network.safetensors``, if the model has trees."""
+    correction: tuple[_Finite, ...]
+    """Number that is added to each label's logit, because negatives were sampled or classes weighted."""
     calibration: tuple[LogitMap, ...] = ()
-    """Correction of each label's logit; empty if none was fitted."""
+    """Map of each label's corrected logit; empty if none was fitted."""
     files: dict[str, ExportedFile]
     """All other files, by path."""
 
@@ -200,6 +202,8 @@ class ExportManifest(Model):
 
     def _inputs(self) -> Iterator[str]:
         labels = len(self.columns.label_columns)
+        if len(self.correction) != labels:
+            yield f"correction: entries for {len(self.correction)} labels, expected {labels}"
         if len(self.calibration) not in (0, labels):
             yield f"calibration: entries for {len(self.calibration)} labels, expected {labels}"
         pooled, sequences = inputs(self.configs(), self.columns)

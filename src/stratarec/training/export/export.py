@@ -34,8 +34,7 @@ from stratarec.io.names import file_name
 from stratarec.io.sealed import describe_error, regular_file_below
 from stratarec.io.tensors import ChunkedTensor, write_tensors
 from stratarec.kernels.codec.kinds import KINDS
-from stratarec.models.base import Network, Score
-from stratarec.models.heads import last_biases
+from stratarec.models.base import Network
 from stratarec.serving.export_manifest import (
     FLOATS,
     MANIFEST,
@@ -110,9 +109,6 @@ def new_directory(folder: Path, parts: set[str]) -> Iterator[Path]:
 
 def _write(trained: TrainedModel, folder: Path, *, onnx: bool) -> None:
     collection, weights = trained.model.embeddings, trained.model.network.state_dict()
-    # The last bias includes the correction for sampled negatives and class weights.
-    for correction, name in zip(trained.model.network.correction, _last_biases(trained.model.network), strict=False):
-        weights[name] = weights[name] + correction if correction else weights[name]
     write_tensors(folder / NETWORK, {key: finite(value, key) for key, value in weights.items()})
     writers = {table.name: TableWriter(trained, table) for table in collection.tables}
     write_tensors(folder / TABLES, {name: item for table in writers.values() for name, item in table.tensors().items()})
@@ -142,13 +138,6 @@ def _onnx_bytes(network: Network, manifest: ExportManifest) -> bytes:
     model.graph.node.append(helper.make_node("Sigmoid", [output.name], ["score"]))
     output.name = "score"
     return bytes(model.SerializeToString(deterministic=True))
-
-
-def _last_biases(network: Network) -> list[str]:
-    """Return, for each label, the name of the network's last bias."""
-    assert isinstance(network.score, Score)
-    names = {id(weight): name for name, weight in network.named_parameters()}
-    return [names[id(bias)] for bias in last_biases(network.score.out)]
 
 
 def files_of(folder: Path) -> dict[str, ExportedFile]:
@@ -185,6 +174,7 @@ def _describe(trained: TrainedModel) -> dict[str, Any]:
         },
         "pooled": pooled,
         "sequences": sequences,
+        "correction": trained.model.network.correction,
         "calibration": () if (result := trained.model.network.calibration) is None else result.maps,
     }
 
