@@ -29,6 +29,7 @@ from stratarec.training.build import new_model
 from stratarec.training.raw_logs import RawLogs, evaluate_logs
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
+from stratarec.training.run.run_directory import read_recipe
 from stratarec.training.trainer import Trainer
 
 DAYS = 4
@@ -358,6 +359,23 @@ def test_the_last_period_is_reverted_and_repeated_with_the_same_bits(
         assert main(["revert", "-q", str(run)]) == (0 if number == 3 else 2)
     assert not missing("period-00001/data", capsys.readouterr().err)
     assert main(["check", "-q", str(run)]) == 0
+
+
+def test_the_first_period_is_reverted_if_the_run_before_it_can_be_opened(home: Path, tmp_path: Path) -> None:
+    run, data = Path(shutil.copytree(one_period(home), tmp_path / "run")), home / "data"
+    before = files_of(run)
+    data.rename(home / "moved")
+    try:
+        assert main(["revert", "-q", str(run)]) == 2
+        assert files_of(run) == before
+    finally:
+        (home / "moved").rename(data)
+    assert main(["revert", "-q", str(run)]) == 0
+    with open_run(run) as trained:
+        assert trained.period == 0
+    recipe = read_recipe(run)
+    recipe = replace(recipe, train=replace(recipe.train, run=str(run)))
+    Trainer(recipe, Dataset.open(data)).train(resume=True)
 
 
 def one_period(home: Path) -> Path:

@@ -50,7 +50,6 @@ def _continue_options(command: argparse.ArgumentParser) -> None:
 def continue_run(args: argparse.Namespace) -> None:
     """Add each file to the run as a period: score it, train on it, and commit the result."""
     from stratarec.io.atomic import check_output
-    from stratarec.io.owned_directory import named_directory
 
     if args.output:
         check_output(Path(args.output).resolve(), ".html")
@@ -58,7 +57,7 @@ def continue_run(args: argparse.Namespace) -> None:
         from stratarec.training.export.publish import PublishTarget
 
         with PublishTarget(args.publish) as target:
-            target.check(named_directory(args.run))
+            target.check()
             _continue_and_publish(args, target)
     else:
         _continue_and_publish(args, None)

@@ -21,6 +21,7 @@ from stratarec.recipe import Recipe
 from stratarec.serving.export_files import check_files, map_tensors
 from stratarec.serving.export_manifest import DELTA, DELTA_ROWS, DeltaManifest
 from stratarec.serving.export_manifest import MANIFEST as EXPORT
+from stratarec.serving.exported_model import read_network
 from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
 from stratarec.training.checkpoint import NETWORK, OPTIMIZER, STATE
@@ -82,6 +83,7 @@ def _check_export(path: Path, read: set[Path]) -> Iterator[str]:
 def _check_delta(path: Path, read: set[Path]) -> Iterator[str]:
     manifest = DeltaManifest.read(path)
     check_files(path, manifest.files)
+    read_network(path, manifest.manifest)
     map_tensors(path, DELTA_ROWS, manifest.files[DELTA_ROWS], manifest.tensors())
     read |= {path / DELTA, *(path / name for name in manifest.files)}
     yield f"delta: {sum(manifest.changed.values()):,} rows, every hash matches; its base export is not read"
@@ -115,7 +117,9 @@ def _check_run(path: Path, read: set[Path]) -> Iterator[str]:
         if checkpoint.step_path(Path(), result.steps).name < result.checkpoint:
             raise CheckpointError(f"{path / RESULT} names {result.checkpoint}, but only {result.steps} steps")
     checkpoints = checkpoint.list_checkpoints(path / "checkpoints")
-    if result is not None and path / "checkpoints" / result.checkpoint not in checkpoints:
+    # A continued run does not need its first checkpoints, which contain values that `forget` removed.
+    needed = checkpoints or not periods.paths(path)
+    if result is not None and needed and path / "checkpoints" / result.checkpoint not in checkpoints:
         raise CheckpointError(f"{path / RESULT} names {result.checkpoint}, which does not exist")
     for folder in checkpoints:
         with checkpoint.locked(folder):

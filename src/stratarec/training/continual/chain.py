@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stratarec.errors import CheckpointError
+from stratarec.errors import CheckpointError, DatasetError
 from stratarec.io.atomic import make_directory, rename_directory
 from stratarec.io.owned_directory import directory_lock
 from stratarec.training import checkpoint
 from stratarec.training.continual.train_period import Before
 from stratarec.training.run import periods
-from stratarec.training.run.open_run import TrainedModel, require_run
+from stratarec.training.run.open_run import TrainedModel, open_trained_data, require_run
 from stratarec.training.run.periods import Period
 from stratarec.training.run.run_directory import read_recipe, read_result, recover_run
 from stratarec.training.steps.state import TrainingState, rate_factor
@@ -46,7 +46,9 @@ class Chain:
         state = checkpoint.read_state(trained.checkpoint)
         if paths:
             parent = paths[-2] / periods.PERIOD if len(paths) > 1 else self.ended() / checkpoint.STATE
-            last, parent = periods.check(paths[-1], parent), paths[-1] / periods.PERIOD
+            # The checkpoints of the run are not needed any more, and contain values that `forget` removed.
+            last = periods.check(paths[-1], parent if parent.parent.exists() else None)
+            parent = paths[-1] / periods.PERIOD
             factor, rows = last.rate_factor, read_recipe(paths[-1]).train.embedding
         else:
             position = TrainingState(**state["training"])
@@ -79,7 +81,8 @@ def revert(run: Path) -> Period:
     Raises
     ------
     CheckpointError
-        If the run has no period, if the last period forgets values, or if the data of the period before was removed.
+        If the run has no period, if the last period forgets values, or if the data or the checkpoint before it was
+        removed or changed.
     StorageError
         If another process writes in the run, or reads its last period.
     """
@@ -90,11 +93,23 @@ def revert(run: Path) -> Period:
         last = periods.read(every[-1])
         if last.kind == "forget":
             raise CheckpointError(f"period {last.number} of {run} forgets values; no command can restore them")
-        earlier = every[-2] / periods.DATA if len(every) > 1 else chain.ended() / checkpoint.STATE
-        if not earlier.exists():
-            raise CheckpointError(f"period {last.number} of {run} cannot be removed, because {earlier} does not exist")
-        if len(every) > 1:
-            periods.check(every[-2])
+        try:
+            _check_earlier(chain, every)
+        except (CheckpointError, DatasetError) as error:
+            raise CheckpointError(f"period {last.number} of {run} cannot be removed: {error}") from error
         with directory_lock(every[-1] / periods.DATA):
             periods.remove(every[-1])
     return last
+
+
+def _check_earlier(chain: Chain, every: list[Path]) -> None:
+    """Raise an error unless the model before the last period can be opened."""
+    recipe, is_first = read_recipe(chain.run), len(every) == 1
+    data = Path(recipe.data.path) if is_first else every[-2] / periods.DATA
+    if not data.exists():
+        raise CheckpointError(f"{data}, the data before it, does not exist")
+    if is_first:
+        chosen = chain.ended()
+        open_trained_data(chain.run, recipe, chosen, checkpoint.load(chosen).state["identity"])
+    else:
+        periods.check(every[-2])

@@ -36,7 +36,7 @@ from stratarec.models.base import autocast
 from stratarec.planning.plan import Plan
 from stratarec.training import checkpoint
 from stratarec.training.build import identity, new_plan, temporary_model
-from stratarec.training.checkpoint import MEMBERS
+from stratarec.training.checkpoint import MEMBERS, WEIGHTS
 from stratarec.training.continual.chain import Chain
 from stratarec.training.continual.train_period import Before
 from stratarec.training.evaluate import score
@@ -49,6 +49,8 @@ from stratarec.training.steps.state import TrainingState
 Ids = NDArray[np.int64]
 # Number of rows that are moved at a time, and of samples that are scored at a time.
 _CHUNK = 1 << 14
+# Prefix of the trees of an ensemble among the network's tensors.
+_TREES = "score.trees."
 
 
 def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
@@ -154,10 +156,15 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint with all rows of `model` and the network's optimizer state from the previous checkpoint."""
     loaded = checkpoint.load(trained.checkpoint)
+    optimizer = {name: tensor for name, tensor in loaded.optimizer.items() if not name.startswith(MEMBERS)}
+    if (trees := model.network.trees) is not None:
+        # Trees are not trained, so the weights that are stored next to an average contain the same trees.
+        copies = {f"{WEIGHTS}{_TREES}{name}": tensor for name, tensor in trees.state_dict().items()}
+        optimizer |= {name: tensor for name, tensor in copies.items() if name in optimizer}
     checkpoint.save(
         work / "checkpoints",
         model=model,
-        optimizer={name: tensor for name, tensor in loaded.optimizer.items() if not name.startswith(MEMBERS)},
+        optimizer=optimizer,
         state={**state, "identity": identity(trained.recipe, dataset)},
         previous=None,
     )

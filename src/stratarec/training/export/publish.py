@@ -6,7 +6,8 @@
     00007/         full export, because more than a quarter of the rows differ, or rows were renumbered
 
 A server opens the last full export and applies the later deltas in order. An export or delta is either complete or
-absent. If a process is killed before it publishes a period, the next delta includes the changes by that period.
+absent. If a process is killed before it publishes a period, the next delta includes the changes by that period. After
+`revert`, numbers of periods repeat. Numbers of exports never do: what replaces a published period has the next number.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from stratarec.serving.export_manifest import DELTA, MANIFEST, ExportManifest
 from stratarec.serving.exported_model import ExportedModel
 from stratarec.training.export.export import export
 from stratarec.training.export.write_delta import write_delta
-from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
 
 _NAME = re.compile(r"(\d{5,})(\.delta)?")
@@ -59,9 +59,9 @@ class PublishTarget:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def check(self, run: Path) -> None:
+    def check(self) -> None:
         """Check before the next period, see `check_publish`."""
-        check_publish(run, self._folder)
+        check_publish(self._folder)
 
     def publish(self, run: Path) -> str:
         """Publish the current model of a run, see `publish`."""
@@ -74,31 +74,19 @@ class PublishTarget:
         return text.replace(str(self._folder), str(self._remote))
 
 
-def check_publish(run: Path, folder: Path) -> None:
+def check_publish(folder: Path) -> None:
     """Check, before the next period of a run is trained, that `publish` can use a folder.
 
     Raises
     ------
     ExportError
-        If the folder has a later period than the run, or deltas without an export that can be read.
+        If the folder has an export or a delta that cannot be read, or deltas without an export.
     StorageError
         If the folder cannot be written.
     """
     check_output(folder / ".publishing")
-    if not folder.exists():
-        return
-    published, number = _published(folder), len(periods.paths(run))
-    for item in published:
-        _check_earlier(item, run, number)
-    if published:
+    if folder.exists() and (published := _published(folder)):
         _opened(published)
-
-
-def _check_earlier(published: tuple[int, Path], run: Path, number: int) -> None:
-    if published[0] > number:
-        raise ExportError(
-            f"{published[1]} is of a later period than the last one of {run}, {number}: name another folder"
-        )
 
 
 def publish(run: Path, folder: Path) -> str:
@@ -107,34 +95,32 @@ def publish(run: Path, folder: Path) -> str:
     Raises
     ------
     ExportError
-        If the last period in the folder is of another run, or is later than the last period of this run.
+        If the folder has an export or a delta that cannot be read, or deltas without an export.
     StorageError
         If the folder cannot be written. Earlier exports remain.
     """
     make_directory(folder)
     there = _published(folder)
-    with open_run(run, same_samples=False) as trained:
-        number = trained.period
+    with open_run(run, same_samples=False) as trained, ScratchDirectory(folder, ".publishing-") as scratch:
+        new_export = export(trained, scratch / "export")
+        number, share, why = trained.period, None, "the first one"
         if there:
-            _check_earlier(there[-1], run, number)
-        with ScratchDirectory(folder, ".publishing-") as scratch:
-            new_export = export(trained, scratch / "export")
-            if there and there[-1][0] == number:
-                if _opened(there).manifest.fingerprint != ExportManifest.read(new_export).fingerprint:
-                    raise ExportError(f"{there[-1][1]} is not the model of {run}: name another folder")
+            last = _opened(there)
+            if last.manifest.fingerprint == ExportManifest.read(new_export).fingerprint:
                 return f"{there[-1][1]} is up to date"
-            share, why = None, "the first one"
-            if there:
-                delta, why = folder / f"{number:05d}.delta", "more than a quarter of the rows differ"
-                try:
-                    share = write_delta(_opened(there), new_export, delta)
-                except ExportError as error:
-                    why = str(error).removeprefix(f"{new_export} does not continue the earlier export: ")
-            if share is not None:
-                return f"{delta}, {share:.1%} of the rows"
-            final = folder / f"{number:05d}"
-            os.rename(new_export, final)
-            sync(folder)
+            number = max(number, there[-1][0] + 1)
+            delta, why = folder / f"{number:05d}.delta", "more than a quarter of the rows differ"
+            if trained.recipe.train.embedding.rows == "all":
+                why += ", because train.embedding.rows=all changes rows that a period lacks; `batch` allows deltas"
+            try:
+                share = write_delta(last, new_export, delta)
+            except ExportError as error:
+                why = str(error).removeprefix(f"{new_export} does not continue the earlier export: ")
+        if share is not None:
+            return f"{delta}, {share:.1%} of the rows"
+        final = folder / f"{number:05d}"
+        os.rename(new_export, final)
+        sync(folder)
     return f"{final}, a full export: {why.removesuffix('; use the full export')}"
 
 

@@ -206,18 +206,7 @@ def _open(
 ) -> TrainedModel:  # fmt: skip
     state = checkpoint.read_state(chosen)
     stored, training = state["identity"], TrainingState(**state["training"])
-    dataset = _open_data(path, recipe, data)
-    _check_model(chosen, identity(recipe, dataset), stored)
-    difference = input_difference(dataset, stored["inputs"])
-    if difference:
-        raise DatasetError(
-            f"{dataset.path} does not fit {path}: {difference}; prepare it from the same training samples"
-        )
-    if data is None and same_samples and dataset.fingerprint != stored["dataset"]:
-        raise DatasetError(
-            f"{dataset.path} has been prepared again with other samples since {path} was trained; to use it anyway, "
-            f"name it: {path} {dataset.path}"
-        )
+    dataset = open_trained_data(path, recipe, chosen, stored, data, same_samples=same_samples)
     with ExitStack() as stack:
         stack.enter_context(dataset.locked())
         # A run may come from another user, so nothing is written to the paths in its recipe.
@@ -247,6 +236,29 @@ def _in_scratch(recipe: Recipe) -> Iterator[Recipe]:
         block = memory.block and replace(memory.block, path=str(folder / "block"))
         mapped = memory.mapped and replace(memory.mapped, path=str(folder / "mapped"))
         yield replace(recipe, memory=replace(memory, block=block, mapped=mapped))
+
+
+def open_trained_data(
+    path: Path, recipe: Recipe, chosen: Path, stored: Mapping[str, Any], data: str | Path | None = None,
+    *, same_samples: bool = True,
+) -> Dataset:  # fmt: skip
+    """Open the data set of a run, or the data set `data`, and check that the checkpoint `chosen` fits it.
+
+    `stored` is the identity in the checkpoint; `same_samples` is that of `open_run`.
+    """
+    dataset = _open_data(path, recipe, data)
+    _check_model(chosen, identity(recipe, dataset), stored)
+    difference = input_difference(dataset, stored["inputs"])
+    if difference:
+        raise DatasetError(
+            f"{dataset.path} does not fit {path}: {difference}; prepare it from the same training samples"
+        )
+    if data is None and same_samples and dataset.fingerprint != stored["dataset"]:
+        raise DatasetError(
+            f"{dataset.path} has been prepared again with other samples since {path} was trained; to use it anyway, "
+            f"name it: {path} {dataset.path}"
+        )
+    return dataset
 
 
 def _open_data(run: Path, recipe: Recipe, data: str | Path | None) -> Dataset:

@@ -142,7 +142,7 @@ class RunDirectory:
     def _last_checkpoint(self, resume: bool) -> Path | None:
         checkpoint.recover(self.checkpoints)
         checkpoints = checkpoint.list_checkpoints(self.checkpoints)
-        if resume and (self.path / "periods").exists():
+        if resume and any((self.path / "periods").glob("*")):
             raise CheckpointError(
                 f"{self.path} was continued by `stratarec continue` and cannot be resumed: pass the next file to that "
                 "command, choose another train.run, or pass --overwrite to start again"
