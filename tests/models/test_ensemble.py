@@ -15,10 +15,11 @@ from torch.nn import functional
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.models import build_network
-from stratarec.models.layers import dropouts, seed_dropout
+from stratarec.models.base import Network
+from stratarec.models.layers import BatchNorm, dropouts, seed_dropout
 from stratarec.models.request import Runs
 from stratarec.models.zoo.config import EnsembleConfig
-from stratarec.models.zoo.ensemble import EnsembleScore
+from stratarec.models.zoo.ensemble import EnsembleScore, MemberMean, PiecewiseLinear
 from stratarec.models.zoo.trees import TreeMembers
 from stratarec.training.steps.loss import Objective
 
@@ -132,6 +133,24 @@ def test_trees_compare_numbers_ids_and_lengths_in_the_order_of_the_schema() -> N
     none = KeyedJagged.from_features({}, 2)
     trees.set_features(())
     assert trees.columns(torch.ones(2, 1), none).tolist() == [[1], [1]]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "values"),
+    [
+        (PiecewiseLinear(1, 2), "edges", [[0.0, 2.0, 1.0]]),
+        (MemberMean(2, 0), "weights", [0.5, 0.6]),
+        (MemberMean(2, 0), "weights", [1.5, -0.5]),
+        (BatchNorm(2), "running_var", [1.0, -0.1]),
+    ],
+)
+def test_values_that_a_network_cannot_have_are_named(module: torch.nn.Module, name: str, values: list[Any]) -> None:
+    network = Network.__new__(Network)
+    torch.nn.Module.__init__(network)
+    network.layer = module
+    assert network.fault() == ""
+    module.get_buffer(name).copy_(torch.tensor(values))
+    assert network.fault().startswith("layer has ")
 
 
 def test_every_trained_tensor_has_a_part_for_each_member() -> None:

@@ -98,6 +98,9 @@ def _pack_trees(arrays, columns, members, packed):
     below = np.empty((_MOST_NODES, 2), dtype=np.int32)
     for place in range(len(arrays.sets)):
         for word in range(_SET_WORDS):
+            for half in range(2 * word, 2 * word + 2):
+                if not (np.float32(0.0) <= arrays.sets[place, half] < np.float32(65536)):
+                    return False
             low, high = int(arrays.sets[place, 2 * word]), int(arrays.sets[place, 2 * word + 1])
             packed.sets[place, word] = (low & 65535) | (high & 65535) << 16
     for t in range(len(arrays.trees)):

@@ -151,6 +151,16 @@ class Network(nn.Module):
         """Number of columns behind the dense features in the input of the network outside training."""
         return 0 if self.trees is None else MEMBERS
 
+    def fault(self) -> str:
+        """Check tensors on which more than arithmetic depends, such as nodes of trees, because they may come from a
+        file. Return what is wrong, or an empty string.
+        """
+        for name, module in self.named_modules():
+            check = None if module is self else getattr(module, "fault", None)
+            if check is not None and (reason := check()):
+                return f"{name} has {reason}"
+        return ""
+
     def inputs(self, dense: Tensor, sparse: KeyedJagged) -> Tensor:
         """Return the dense features, followed by the logits of trees if there are any. Training does not use these."""
         if self.trees is None or self.training:

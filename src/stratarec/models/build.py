@@ -83,7 +83,8 @@ def build_network(config: ModelConfig, schema: Schema, pooled_keys: tuple[str, .
     if config.towers is None or config.towers.plain:
         network.score.set_features((*pooled_keys, *(columns[0] for columns in network.event_columns)))
     if network.trees is not None:
-        network.trees.set_features(tuple((feature.name, feature.kind != "single") for feature in schema.sparse))
+        features = tuple((feature.name, feature.kind != "single") for feature in schema.sparse)
+        network.trees.set_features(features, len(schema.dense))
     network.set_labels(schema.label_columns, config)
     network.set_weighted(schema, config)
     return network

@@ -81,7 +81,7 @@ class ExportedModel:
     def open(cls, folder: Path) -> ExportedModel:
         """Read and check the export in a directory."""
         manifest = ExportManifest.read(folder)
-        network = _network(folder, manifest)
+        network = read_network(folder, manifest)
         vocabularies = {
             name: _vocabulary(folder, entry, manifest.files[entry.path])
             for name, entry in manifest.vocabularies.items()
@@ -102,7 +102,7 @@ class ExportedModel:
             )
         if fault := delta_fault(self.manifest, manifest):
             raise ExportError(f"{folder}: {fault}; {DELTA_ADVICE}")
-        network = _network(folder, manifest)
+        network = read_network(folder, manifest)
         changes = map_tensors(folder, DELTA_ROWS, delta.files[DELTA_ROWS], delta.tensors())
         none = np.zeros(0, dtype=np.int64)
         vocabularies = {
@@ -169,8 +169,11 @@ def _assemble(
     )
 
 
-def _network(folder: Path, manifest: ExportManifest) -> Network:
-    """Build the network and load its weights. Memory is allocated only after the file is known to contain them."""
+def read_network(folder: Path, manifest: ExportManifest) -> Network:
+    """Build the network of an export or a delta, and load and check its weights.
+
+    Memory is allocated only after the file is known to contain them.
+    """
     pooled_keys = tuple(entry.feature for entry in manifest.pooled)
     try:
         with torch.device("meta"):
@@ -185,6 +188,9 @@ def _network(folder: Path, manifest: ExportManifest) -> Network:
     # Tensors are copied, because in the file they are read-only and not aligned.
     state = {name: torch.from_numpy(weights[name].copy()).view(spec.shape) for name, spec in specs.items()}
     network.load_state_dict(state, assign=True)
+    if fault := network.fault():
+        raise ExportError(f"{folder / NETWORK}: {fault}; {ADVICE}")
+    network.correction = manifest.correction
     network.calibration = Calibration(manifest.calibration) if manifest.calibration else None
     return network.eval().requires_grad_(False)
 

@@ -269,6 +269,8 @@ class Checkpoint:
             trees.resize(TreeSizes.of({name.removeprefix(_TREES): each for name, each in self.network.items()}))
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
+        if fault := model.network.fault():
+            raise CheckpointError(f"{self.path / NETWORK}: {fault}; {_ADVICE}")
 
 
 def load(path: Path) -> Checkpoint:

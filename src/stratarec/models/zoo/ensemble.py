@@ -55,6 +55,10 @@ class PiecewiseLinear(nn.Module):
         super().__init__()
         self.register_buffer("edges", torch.zeros(dense, bins + 1))
 
+    def fault(self) -> str:
+        """Check values, which may come from a file; return what is wrong, or an empty string."""
+        return "quantiles that fall" if bool((self.edges.diff(dim=1) < 0).any()) else ""
+
     def forward(self, dense: Tensor) -> Tensor:
         """Encode ``[B, F_dense]`` as ``[B, F_dense, Q]``."""
         # Clamped, because differences between the largest float32 numbers are infinite.
@@ -136,6 +140,11 @@ class MemberMean(Terms):
         super().__init__(0, members)
         self.bias = nn.Parameter(torch.zeros(members))
         self.register_buffer("weights", torch.tensor([1 / members] * members + [0.0] * trees))
+
+    def fault(self) -> str:
+        """Check values, which may come from a file; return what is wrong, or an empty string."""
+        is_mean = bool((self.weights >= 0).all()) and abs(float(self.weights.sum()) - 1) < 1e-3
+        return "" if is_mean else "weights of members that are negative or do not sum to 1"
 
     def forward(self, columns: Tensor) -> Tensor:
         """Return ``[B, 1]`` from the logits ``[B, K + M]`` of networks, with their biases, and trees."""

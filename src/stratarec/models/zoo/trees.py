@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.errors import TrainingError
 from stratarec.kernels.trees import NODE_FIELDS, SET_FIELDS, TREE_FIELDS, PackedTrees, TreeArrays, pack_trees, sum_trees
 
 MEMBERS = 5
@@ -82,13 +81,14 @@ class TreeMembers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features: tuple[tuple[str, bool], ...] = ()
+        self.dense = 0
         self._packed: tuple[Tensor, int, PackedTrees] | None = None
         for name, shape in TreeSizes().shapes(0).items():
             self.register_buffer(name, torch.zeros(shape))
 
-    def set_features(self, features: tuple[tuple[str, bool], ...]) -> None:
-        """Set the names of sparse features in order, and whether each is a list."""
-        self.features = features
+    def set_features(self, features: tuple[tuple[str, bool], ...], dense: int = 0) -> None:
+        """Set the names of sparse features in order and whether each is a list, and the number of dense features."""
+        self.features, self.dense = features, dense
         self.resize(self.sizes)
 
     @property
@@ -122,15 +122,23 @@ class TreeMembers(nn.Module):
 
     def forward(self, dense: Tensor, sparse: KeyedJagged) -> Tensor:
         """Return the logits of members, ``[B, M]``, on the CPU."""
-        rows, version = self.columns(dense, sparse), self.nodes._version
-        leaves = self.leaves.cpu().numpy()
-        if self._packed is None or self._packed[0] is not self.nodes or self._packed[1] != version:
-            trees, nodes, sets = (tensor.cpu().numpy() for tensor in (self.trees, self.nodes, self.sets))
-            arrays = TreeArrays(trees=trees, nodes=nodes, sets=sets, leaves=leaves)
-            packed = pack_trees(arrays, rows.shape[1], MEMBERS)
+        packed = self._pack()
+        assert packed is not None, "trees are checked when they are read"
+        return torch.from_numpy(sum_trees(self.columns(dense, sparse), packed, self.leaves.cpu().numpy(), MEMBERS))
+
+    def fault(self) -> str:
+        """Check values, which may come from a file; return what is wrong, or an empty string."""
+        if self._pack() is None:
+            return "nodes that do not exist or have several parents"
+        return "" if bool(((self.rates >= 0) & (self.rates <= 1)).all()) else "click rates that are not from 0 to 1"
+
+    def _pack(self) -> PackedTrees | None:
+        """Return the trees in the form of the kernel; None if they are invalid."""
+        nodes, version = self.nodes, self.nodes._version
+        if self._packed is None or self._packed[0] is not nodes or self._packed[1] != version:
+            parts = (tensor.cpu().numpy() for tensor in (self.trees, nodes, self.sets, self.leaves))
+            packed = pack_trees(TreeArrays(*parts), 2 * len(self.features) + self.dense, MEMBERS)
             if packed is None:
-                raise TrainingError(
-                    "the trees of the ensemble are damaged: a node does not exist; use another checkpoint"
-                )
-            self._packed = self.nodes, version, packed
-        return torch.from_numpy(sum_trees(rows, self._packed[2], leaves, MEMBERS))
+                return None
+            self._packed = nodes, version, packed
+        return self._packed[2]
