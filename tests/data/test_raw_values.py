@@ -60,6 +60,7 @@ LISTS: list[tuple[str, str, list[str]]] = [
      ["it's", 'q"uote', "a]b", "[c", "é\n", "\U0001f600", "a, b"]),
     ("", repr(["it's", 'q"\'uote', "\\n", "\x07"]), ["it's", 'q"\'uote', "\\n", "\x07"]),
     ("", '["null", ""]', ["null", ""]),
+    ("", r"['\U00FFFFFF', '\U0010FFFF']", [r"\U00FFFFFF", "\U0010ffff"]),  # the first one is no character
     (",", "a, b,,\tc ", ["a", "b", "c"]),
     (",", "[HD],[4K]", ["[HD]", "[4K]"]),
     ("|", "a b |c", ["a b", "c"]),

@@ -4,6 +4,8 @@ is refused.
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -125,6 +127,23 @@ def test_concurrent_scores_come_from_one_model_while_deltas_are_applied_or_refus
         scores = [each for part in done for each in part.result()]
     assert set(scores) <= set(known)
     assert scorer.score(rows).tobytes() == known[2]
+
+
+def test_a_pickled_scorer_opens_its_export_and_deltas_again(home: Path, tmp_path: Path) -> None:
+    export, rows = Path(shutil.copytree(home / "0", tmp_path / "export")), frame(home)[:50]
+    scorer = Scorer.open(export, runtime="torch")
+    scorer.update(home / "1.delta")
+    content = pickle.dumps(scorer)
+    assert len(content) < 1000
+    again = pickle.loads(content)
+    assert again.runtime == "torch"
+    assert again.score(rows).tobytes() == copy.deepcopy(scorer).score(rows).tobytes() == scorer.score(rows).tobytes()
+    again.update(home / "2.delta")
+    content = pickle.dumps(Scorer.open(export))
+    shutil.rmtree(export)
+    shutil.copytree(home / "1", export)
+    with refuses(ExportError, "export pickled"):
+        pickle.loads(content)
 
 
 def changed_tensors(change: Callable[[dict[str, np.ndarray[Any, Any]]], None]) -> Callable[[Path], None]:

@@ -311,6 +311,22 @@ def test_frames_that_are_no_log_are_refused(scorer: Scorer, log: pl.DataFrame, c
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("tags", ["t1", "t2", "t3", 4]),
+        ("tags", ["t1", "t2", "t3", "\ud800"]),
+        ("words", "w1 " * 600 + "\ud800"),
+        ("history", [2**70, *range(600)]),
+        ("history", ["x", *range(600)]),
+    ],
+)
+def test_values_beyond_the_maximum_length_are_checked(scorer: Scorer, log: pl.DataFrame, name: str, cell: Any) -> None:
+    for rows in (1, 2000):  # plain rows, and columns
+        with pytest.raises(DataError):
+            scorer.score({**log[[0] * rows].to_dict(as_series=False), name: [cell] * rows})
+
+
 def test_bytes_that_are_not_text_are_refused(scorer: Scorer, log: pl.DataFrame) -> None:
     table = log[:1].to_arrow()
     bad = pa.Array.from_buffers(pa.large_string(), 1, pa.array([b"\xff"], pa.large_binary()).buffers())

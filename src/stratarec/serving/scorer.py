@@ -23,7 +23,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.config.validate import check_choice
 from stratarec.errors import ConfigError, ExportError
 from stratarec.io.names import as_html
-from stratarec.io.remote import local_copy
+from stratarec.io.remote import is_url, local_copy
 from stratarec.kernels.runtime.threads import within_cores
 from stratarec.models.base import autocast, probabilities
 from stratarec.models.history import History
@@ -50,6 +50,9 @@ class Scorer:
     synchronizing torch's threads takes longer than computing one row. Tables are read from their mapped file, which
     must not change while the scorer is in use.
 
+    A pickle of a scorer contains only paths: of the export, and of the deltas that were applied to it. Loading it opens
+    these directories again, so they must still be there.
+
     Examples
     --------
     >>> import polars as pl
@@ -59,9 +62,13 @@ class Scorer:
     (2,)
     """
 
-    def __init__(self, model: ExportedModel, runtime: Runtime = "auto") -> None:
+    def __init__(self, model: ExportedModel, folder: str | Path, runtime: Runtime = "auto") -> None:
         self._runtime, self._updating = runtime, Lock()
-        self._model = _with_runtime(model, runtime)
+        self._model, self._places = _with_runtime(model, runtime), [_place(folder)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        with self._updating:
+            return _reopen, (self._places[0], self._places[1:], self._runtime, self.manifest.fingerprint)
 
     @property
     def manifest(self) -> ExportManifest:
@@ -91,8 +98,9 @@ class Scorer:
             Directory, or the URL of a directory in an object store, which is copied to ``TMPDIR`` while it is opened.
         runtime : {"auto", "onnxruntime", "torch"}
             Library that computes the network. ONNX Runtime is faster for single rows, and its scores differ from
-            torch's by at most about 1e-6. ``auto``: ONNX Runtime if ``stratarec[onnx]`` is installed and ONNX can
-            represent the network, otherwise torch. The network is converted in memory; ``network.onnx`` is not opened.
+            torch's by at most about 1e-6, multiplied by the slope of the calibration map where it is steep. ``auto``:
+            ONNX Runtime if ``stratarec[onnx]`` is installed and ONNX can represent the network, otherwise torch. The
+            network is converted in memory; ``network.onnx`` is not opened.
 
         Raises
         ------
@@ -102,7 +110,7 @@ class Scorer:
             If `runtime` is ``onnxruntime``, which cannot be used.
         """
         with local_copy(folder, "export") as path:
-            return cls(ExportedModel.open(path), runtime)
+            return cls(ExportedModel.open(path), folder, runtime)
 
     def update(self, delta: str | Path) -> None:
         """Apply a delta that ``stratarec export --since`` wrote. Scores then equal the scores of the later model
@@ -119,6 +127,7 @@ class Scorer:
         """
         with self._updating, local_copy(delta, "delta") as path:
             self._model = _with_runtime(self._model.updated(path), self._runtime)
+            self._places.append(_place(delta))
 
     def _repr_html_(self) -> str:
         columns = self.manifest.columns
@@ -156,6 +165,21 @@ class Scorer:
                 f"the score of row {int(np.argwhere(wrong)[0, 0]) + 1} is not a number: the exported weights overflow"
             )
         return probabilities(logits)
+
+
+def _place(folder: str | Path) -> str:
+    """Return a URL, or a path that does not depend on the current directory."""
+    return str(folder) if is_url(folder) else str(Path(folder).absolute())
+
+
+def _reopen(folder: str, deltas: list[str], runtime: Runtime, fingerprint: str) -> Scorer:
+    """Open the export and the deltas of a pickled scorer."""
+    scorer = Scorer.open(folder, runtime=runtime)
+    for delta in deltas:
+        scorer.update(delta)
+    if scorer.manifest.fingerprint != fingerprint:
+        raise ExportError(f"{folder} has another model than when the scorer was pickled; open it by Scorer.open")
+    return scorer
 
 
 def _with_runtime(model: ExportedModel, runtime: Runtime) -> ExportedModel:

@@ -430,13 +430,27 @@ def _plain_items(cell: Any, feature: SparseFeature) -> list[Any]:
         parts = split_text(cell, feature.separator)
         if parts is None:
             raise _NotPlain
-        return parts[: feature.max_length]
-    if cell is None:
+    elif cell is None:
         return []
-    if type(cell) is not list or feature.separator:
+    elif type(cell) is not list or feature.separator:
         raise _NotPlain
-    present = [item for item in cell if item is not None]
-    return present[-feature.max_length :] if feature.kind == "history" else present[: feature.max_length]
+    else:
+        parts = [item for item in cell if item is not None]
+    # Frames check all values, also those that are cut.
+    if len(parts) > feature.max_length and not _are_plain(parts):
+        raise _NotPlain
+    return parts[-feature.max_length :] if feature.kind == "history" else parts[: feature.max_length]
+
+
+def _are_plain(items: Sequence[Any]) -> bool:
+    """Whether all items are texts that can be encoded, or all are integers of 64 bits."""
+    kinds = set(map(type, items))
+    if kinds == {int}:
+        return bool(min(items) >= -_INT64_END and max(items) < _INT64_END)
+    try:
+        return kinds == {str} and len("".join(items).encode()) >= 0
+    except UnicodeError:
+        return False
 
 
 def _common_type(cells: Sequence[Any]) -> type:

@@ -15,6 +15,7 @@ import os
 import threading
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -155,6 +156,9 @@ class _Pinned:
         self._free: dict[int, list[tuple[Tensor, Any]]] = {}
         # Address of a buffer in use -> event of the copy that reads or writes the buffer.
         self._copies: dict[int, Any] = {}
+        # Finalizers only append to this queue, because the garbage collector may run them in a thread that has the
+        # lock.
+        self._returned: deque[tuple[int, Tensor]] = deque()
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -164,21 +168,24 @@ class _Pinned:
         size = max(size, _SMALLEST)
         memory = self._allocate(size)
         array = np.frombuffer(memory.numpy(), dtype=np.uint8)
-        weakref.finalize(array, self._recycle, size, memory).atexit = False
+        weakref.finalize(array, self._returned.append, (size, memory)).atexit = False
         with self._lock:
             self._copies[memory.data_ptr()] = None
         return torch.from_numpy(array)[:needed].view(dtype).view(shape)
 
     def _allocate(self, size: int) -> Tensor:
         with self._lock:
+            self._recycle()
             free = self._free.get(size, [])
             done = _done(free)
             if done is not None:
                 return free.pop(done)[0]
         return self._driver.pinned(size)
 
-    def _recycle(self, size: int, memory: Tensor) -> None:
-        with self._lock:
+    def _recycle(self) -> None:
+        """Make returned buffers available, and release a buffer if there are many of its size. Needs the lock."""
+        while self._returned:
+            size, memory = self._returned.popleft()
             free = self._free.setdefault(size, [])
             free.append((memory, self._copies.pop(memory.data_ptr())))
             done = _done(free) if len(free) > _FREE_PER_SIZE else None

@@ -9,6 +9,7 @@ import math
 import mmap
 import threading
 import weakref
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,9 @@ class Recycler:
 
     def __init__(self) -> None:
         self._free: dict[int, list[mmap.mmap]] = {}
+        # Finalizers only append to this queue, because the garbage collector may run them in a thread that has the
+        # lock.
+        self._returned: deque[tuple[int, mmap.mmap]] = deque()
         self._lock = threading.Lock()
 
     def empty(self, *shape: int) -> Tensor:
@@ -76,17 +80,20 @@ class Recycler:
             return torch.empty(shape)
         size = buffer_bytes(elements)
         with self._lock:
+            self._recycle()
             free = self._free.get(size)
             memory = free.pop() if free else None
         if memory is None:
             memory = _map(size)
         array = np.frombuffer(memory, dtype=np.float32)
         # `atexit` is off, because at the end of the process no memory needs to be returned.
-        weakref.finalize(array, self._recycle, size, memory).atexit = False
+        weakref.finalize(array, self._returned.append, (size, memory)).atexit = False
         return torch.from_numpy(array)[:elements].view(shape)
 
-    def _recycle(self, size: int, memory: mmap.mmap) -> None:
-        with self._lock:
+    def _recycle(self) -> None:
+        """Make returned memory available, or release it if there is much of its size. Needs the lock."""
+        while self._returned:
+            size, memory = self._returned.popleft()
             free = self._free.setdefault(size, [])
             if len(free) < _FREE_PER_SIZE:
                 free.append(memory)

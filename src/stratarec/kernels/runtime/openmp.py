@@ -28,6 +28,7 @@ PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") el
 
 _WORKER = threading.local()
 _forked = False
+_had_threads = False
 
 
 @cache
@@ -82,11 +83,24 @@ def _advances(clock: int) -> bool:
         return False
 
 
+def _count_threads() -> None:
+    """Note whether the process that is about to fork has several threads, of which torch's may be some."""
+    global _had_threads
+    tasks = Path("/proc/self/task")
+    _had_threads = not tasks.is_dir() or len(list(tasks.iterdir())) > 1
+
+
 def _forget() -> None:
-    """Mark OpenMP as unusable: an OpenMP runtime with threads does not survive a fork."""
+    """Mark OpenMP as unusable: an OpenMP runtime with threads does not survive a fork.
+
+    A parallel operation of torch would wait forever for threads that exist only in the parent, so torch gets one
+    thread, and kernels as well.
+    """
     global _forked
     _forked = True
+    if _had_threads and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(before=_count_threads, after_in_child=_forget)

@@ -1,0 +1,79 @@
+"""Directory in which Numba caches compiled kernels.
+
+Numba writes next to the source or into the user's home. In a container neither may be writable, and Numba then refuses
+to compile. Kernels are cached in the directory of temporary files instead, or not at all.
+
+Numba unpickles what it finds in its cache, so the directory must be the user's own: others must not be able to write
+there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+
+def choose_cache() -> None:
+    """Choose another cache, for this process and its children, if Numba could not write into any of its own."""
+    if any(map(_is_writable, _usual())):
+        return
+    folder = _private()
+    if folder is not None:
+        os.environ["NUMBA_CACHE_DIR"] = str(folder)
+        if "numba" in sys.modules:
+            sys.modules["numba"].config.CACHE_DIR = str(folder)
+        return
+    warnings.warn(
+        "compiled kernels are not cached, so every process compiles them: neither the package, the home directory nor "
+        "TMPDIR is writable; set NUMBA_CACHE_DIR to a directory",
+        stacklevel=2,
+    )
+    from numba.core.dispatcher import Dispatcher
+
+    Dispatcher.enable_caching = _do_nothing  # type: ignore[method-assign, assignment]
+
+
+def _do_nothing(dispatcher: Any) -> None:
+    """Replace Numba's method, which raises an error if no directory is writable."""
+
+
+def _usual() -> list[Path]:
+    """Return the directories that Numba tries."""
+    user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    usual = [Path(__file__).parent / "__pycache__", Path(user, "numba")]
+    return [Path(chosen), *usual] if (chosen := os.environ.get("NUMBA_CACHE_DIR")) else usual
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _private() -> Path | None:
+    """Return a directory of temporary files that only this user can write; None if there is none."""
+    try:
+        folder = Path(tempfile.gettempdir(), f"stratarec-kernels-{os.geteuid()}")
+        is_new = not folder.exists()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError:
+        return None
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+    if not is_own or not _is_writable(folder):
+        return None
+    if is_new:
+        warnings.warn(
+            f"compiled kernels are cached in {folder}, because neither the package nor the home directory is "
+            "writable; set NUMBA_CACHE_DIR to choose another directory",
+            stacklevel=2,
+        )
+    return folder

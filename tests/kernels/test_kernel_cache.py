@@ -1,0 +1,62 @@
+"""Test where compiled kernels are cached if neither the package nor the home directory is writable."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from pathlib import Path
+
+import pytest
+from numba import config, njit
+from numba.core.dispatcher import Dispatcher
+
+from stratarec.kernels.runtime import kernel_cache
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/dev/null/cache")
+    monkeypatch.setattr(config, "CACHE_DIR", "/dev/null/cache")
+    monkeypatch.setattr(Dispatcher, "enable_caching", Dispatcher.enable_caching)
+    monkeypatch.setattr(kernel_cache, "_usual", lambda: [Path("/dev/null/home/numba")])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def doubled(x: int) -> int:
+    return 2 * x
+
+
+def test_kernels_are_cached_in_a_private_temporary_directory_and_this_is_said_once(tmp_path: Path) -> None:
+    folder = tmp_path / f"stratarec-kernels-{os.geteuid()}"
+    with pytest.warns(UserWarning, match=str(folder)):
+        kernel_cache.choose_cache()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert os.environ["NUMBA_CACHE_DIR"] == config.CACHE_DIR == str(folder)
+    kernel_cache.choose_cache()  # a warning would be an error
+    assert njit(cache=True)(doubled)(3) == 6
+    assert list(folder.rglob("*.nbc"))
+
+
+@pytest.mark.parametrize("others", ["may write", "own a link"])
+def test_a_directory_that_others_may_write_is_not_used(tmp_path: Path, others: str) -> None:
+    """Numba unpickles what it finds there."""
+    folder = tmp_path / f"stratarec-kernels-{os.geteuid()}"
+    if others == "may write":
+        folder.mkdir()
+        folder.chmod(0o777)
+    else:
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.warns(UserWarning, match="not cached"):
+        kernel_cache.choose_cache()
+    assert njit(cache=True)(doubled)(3) == 6
+    assert not list(tmp_path.rglob("*.nbc"))
+
+
+def test_a_cache_that_is_writable_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_cache, "_usual", lambda: [tmp_path / "numba"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kernel_cache.choose_cache()
+    assert os.environ["NUMBA_CACHE_DIR"] == "/dev/null/cache"
