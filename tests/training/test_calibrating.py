@@ -39,6 +39,17 @@ def overconfident(samples: int, seed: int = 0) -> ScoredSamples:
     return ScoredSamples(label, logit.astype(np.float32), np.zeros(0, np.int64), EMPTY)
 
 
+@pytest.mark.parametrize("kinds", [("none", "platt", "isotonic"), ("platt",), ("isotonic",)])
+def test_a_handful_of_samples_keeps_the_current_map(kinds: Any) -> None:
+    """A map of 12 samples would be mostly chance, whether it is the best of some kinds or the chosen kind."""
+    few = overconfident(12)
+    curve = LogitMap(knots=(0.0,), values=(0.5,), slopes=(0.8, 0.8))
+    assert 0 < few.label.sum() < 12
+    assert fit(kinds, few) == ()
+    assert fit(kinds, few, (curve,)) == (curve,)
+    assert fit(kinds, overconfident(2000)) != ()
+
+
 def test_platt_is_logistic_regression_on_the_logit() -> None:
     samples = overconfident(20_000)
     (mine,) = fit(("platt",), samples)

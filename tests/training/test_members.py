@@ -116,6 +116,19 @@ def test_one_class_keeps_weights_equal(label: float, members: int) -> None:
     np.testing.assert_array_equal(select_weights(logits, np.full(50, label), np.zeros(50)), np.float32(1 / members))
 
 
+def test_validation_without_weights_gives_members_of_the_last_step_and_finite_figures(tmp_path: Path) -> None:
+    log(tmp_path / "log.parquet").with_columns(weight=pl.lit(0.0), time=pl.int_range(pl.len())).with_columns(
+        weight=pl.when(pl.col("time") < 500).then(1.0).otherwise(0.0)
+    ).write_parquet(tmp_path / "log.parquet")
+    content = of_log(tmp_path)
+    content["data"]["source"]["schema"] |= {"weight": "weight", "time": "time"}
+    content["data"]["split"] = {"by": "time", "valid": "300s", "test": "300s"}
+    recipe = Recipe.from_dict(content)
+    prepare(recipe.data)
+    members = train(recipe).state.evaluations[-1]["members"]
+    assert all(np.isfinite(row["log_loss"]) and row["weight"] > 0 for row in members)
+
+
 def test_few_samples_hardly_move_weights() -> None:
     logits, label = draw_logits(8, 5, seed=3)
     assert np.abs(select_weights(logits, label, np.ones(8)) - 0.2).max() < 0.15

@@ -85,6 +85,16 @@ def test_a_run_uses_fewer_threads_if_they_wait_for_cores(shares: Shares, best: T
     ] * (best == ONE)
 
 
+def test_a_helper_of_the_run_does_not_take_its_threads() -> None:
+    """Fewer threads would change bits; once the helper has ended, other processes may take cores again."""
+    machine = Machine(lambda now: {SPIN: 0.69, SLEEP: 0.67, ONE: 0.62})
+    machine.tuner.has_helper = lambda: machine._now < 30
+    machine.run(29)
+    assert machine.seconds.keys() == {SPIN, SLEEP}
+    assert machine.reports == []
+    assert ONE in machine.run(60).seconds
+
+
 def test_a_given_number_of_threads_is_not_changed() -> None:
     machine = Machine(lambda now: BESIDE_ONE, asked=2).run(100)
     assert machine.seconds.keys() == {SPIN}

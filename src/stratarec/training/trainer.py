@@ -353,6 +353,7 @@ class Trainer:
         if (trees := self.model.network.trees) is not None and self.members is not None:
             fit = TreeFit(trees, self.dataset, self.config)
             stack.callback(fit.close)
+            self.threads.has_helper = lambda: fit.is_running
 
             def finish() -> None:
                 if difference := fit.finish(self.progress):

@@ -122,7 +122,8 @@ class BestMembers:
             self._losses = np.full(self._logits.shape[1], np.inf)
         samples.logit[:, networks:] = self._logits[:, networks:]
         losses = _losses(samples)
-        is_better = (losses < self._losses) & (is_first or not closing)
+        # Without samples that count, no step is better than another, and members are those of the last one.
+        is_better = ((losses < self._losses) | (not _known(samples)[1].any())) & (is_first or not closing)
         chosen = torch.from_numpy(is_better[:networks])
         for name, tensor in current.items():
             own, stored = self._by_member(name, tensor), self._by_member(name, self._stored[name])
@@ -196,8 +197,10 @@ def _known(samples: ScoredSamples) -> tuple[NDArray[np.float32], Doubles]:
 
 
 def _losses(samples: ScoredSamples) -> Doubles:
-    """Return the log loss of each member."""
+    """Return the log loss of each member; 0 if no sample has a weight."""
     label, weight = _known(samples)
+    if not weight.any():
+        return np.zeros(samples.logit.shape[1])
     return np.array([Samples(label, logit, weight=weight).log_loss for logit in samples.logit.T])
 
 

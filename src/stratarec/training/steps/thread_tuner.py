@@ -114,6 +114,9 @@ class ThreadTuner:
         self._most = torch.get_num_threads()
         self.threads = share_of(asked, self._most, ranks)
         """Maximum number of threads."""
+        self.has_helper: Callable[[], bool] = lambda: False
+        """Whether another process works for this run. It takes cores, but fewer threads would change bits, so threads
+        then only sleep while they wait."""
         self._first, self._reported = self.threads, False
         self._level = 0
         self._changes: list[tuple[int, ThreadConfig]] = []
@@ -166,7 +169,8 @@ class ThreadTuner:
         small for long enough.
         """
         elapsed = now - self._changed
-        if share > _HIGH and self._level < len(self._ladder) - 1:
+        lowest = len(self._ladder) - 1
+        if share > _HIGH and self._level < (min(1, lowest) if self.has_helper() else lowest):
             if self._went_up and elapsed < _SHORTEST:
                 self._patience = min(2 * self._patience, _LONGEST)
             self._went_up = False

@@ -86,12 +86,20 @@ class TreeFit:
                 num_leaves=LEAVES, seconds=config.tree_seconds,
             )  # fmt: skip
             file.seek(0)
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            environment = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if isinstance(folder, str)),
+            }
             # Ctrl-C in a terminal reaches only this process, which then waits for the trees and saves a checkpoint.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "stratarec.training.steps.tree_process"], stdin=file, stdout=self._output,
                 stderr=self._errors, start_new_session=True, env=environment,
             )  # fmt: skip
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process still fits trees."""
+        return self._process is not None and self._process.poll() is None
 
     def finish(self, progress: Progress) -> str:
         """Wait for the trees and store them. Report how many there are, or why there are none.
