@@ -28,6 +28,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ from numpy.typing import NDArray
 from benchmarks.kept import FOLDER, kept
 from benchmarks.registry import PeerMissing, import_peer
 from stratarec.cli.init.draft import content_of
+from stratarec.data.columns.frames import read_frame
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.splits import SPLITS
@@ -221,6 +223,10 @@ def _table(path: Path, label: str, dataset: Dataset) -> Table:
         split[name] = np.zeros(frame.height, dtype=np.bool_)
         split[name][np.concatenate(list(dataset.row_numbers(name))) - 2] = True  # lines of the file
     schema = dataset.schema
+    dates = replace(schema, dense=(), sparse=(), weight="", time=schema.scored_time, session="", user="")
+    if dates.names:  # the features that are computed from dates
+        computed = read_frame(frame, dates)
+        frame = frame.with_columns(computed[name].alias(name) for name in dates.names)
     ids = {
         each.name
         for each in schema.sparse

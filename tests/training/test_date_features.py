@@ -125,7 +125,7 @@ def test_a_continued_run_scores_the_same_everywhere(root: Path) -> None:
 
 def test_a_click_model_scores_as_its_export(root: Path, tmp_path: Path) -> None:
     log = pl.read_parquet(root / "log.parquet")
-    model = ClickModel(content(root), train__epochs=1, model__trees=0).fit(log, label="label", valid=log[-90:])
+    model = ClickModel(content(root), train__epochs=1, model__trees=False).fit(log, label="label", valid=log[-90:])
     positive = model.predict_proba(log.drop("label"))[:, 1]
     assert len(np.unique(positive)) > ROWS / 2
     scorer = Scorer.open(model.save(tmp_path / "model") / "export")

@@ -203,7 +203,7 @@ class ClickModel:
         self._histories = None if events is None else Histories(events, dataset.schema)
         self._take(folder / _EXPORT, recipe.to_dict(), result)
         self.classes_ = np.array([0, 1]) if log.classes is None else log.classes
-        self._name(log.columns or dataset.schema.names)
+        self._name(log.columns or dataset.schema.scored_columns)
 
     def _content(self, log: FrameLog) -> dict[str, Any]:
         """Return the recipe for the files of a log, with splits, as plain data."""

@@ -25,7 +25,7 @@ from stratarec.data.schema import DateColumn, DatePart
 
 Floats: TypeAlias = NDArray[np.float64]
 _DAY = 86_400
-# Minimum spans in days: for weekdays, for days of the month, and for months with a random split and a split by time.
+# Minimum spans in days: for weekdays, and for days and months with a random split and with a split by time.
 _WEEKS, _MONTHS, _YEARS = 14, 62, 730
 # A column is known only afterwards if more than this share of its dates is after the event.
 _AFTER = 0.01
@@ -104,7 +104,7 @@ def _choices(
         others = (
             [event] if event and not is_event else [other for other in dates if other != name][:1] if not event else []
         )
-        for parts, since in _groups(seconds[name], others, is_event=is_event, by_time=bool(guesses.split_seconds)):
+        for parts, since in _groups(seconds[name], others, by_time=bool(guesses.split_seconds)):
             wider = replace(column, parts=(*column.parts, *parts), since=since or column.since)
             added = [*(f"{part}" for part in parts), *(f"days since {other}" for other in since)]
             if test is None:
@@ -123,26 +123,24 @@ def _choices(
 
 
 def _groups(
-    dates: Seconds, others: Sequence[str], *, is_event: bool, by_time: bool
+    dates: Seconds, others: Sequence[str], *, by_time: bool
 ) -> Iterator[tuple[tuple[DatePart, ...], tuple[str, ...]]]:
     """Yield groups of parts, and other columns to count days from, whose values repeat in later data."""
     known = dates[dates != NO_DATE]
     if not len(known) or known.min() == known.max():
         return
     span = (known.max() - known.min()) / _DAY
+    if others:
+        yield (), tuple(others)
     clock: tuple[DatePart, ...] = ("hour",) if len(np.unique(known % _DAY // 3600)) > 1 else ()
     clock += ("weekday",) if span >= _WEEKS else ()
     if clock:
         yield clock, ()
-    by_period = by_time and is_event
-    season: tuple[DatePart, ...] = ("day",) if span >= _MONTHS else ()
-    season += ("month",) if span >= (_YEARS if by_period else _MONTHS) else ()
-    if season:
-        yield season, ()
+    # With a split by time, validation prefers the month before it, and the next month is another one.
+    if span >= (_YEARS if by_time else _MONTHS):
+        yield ("day", "month"), ()
     if not by_time and span >= 1:
         yield ("days",), ()
-    if others:
-        yield (), tuple(others)
 
 
 def _numbers(column: DateColumn, seconds: Mapping[str, Seconds]) -> Floats:
