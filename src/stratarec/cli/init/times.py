@@ -226,7 +226,9 @@ def _usual(value: pl.Series, unit: TimeUnit) -> tuple[int, int]:
     cut = int(_ODD * len(times))
     core = times[cut : len(times) - cut]
     room = max(_FAR_SPANS * int(core[-1] - core[0]), _FAR_SECONDS * PER_SECOND[unit])
-    kept = times[(times >= core[0] - room) & (times <= core[-1] + room)]
+    limits = np.iinfo(np.int64)  # dates such as 9999-12-31 in nanoseconds would exceed them
+    low, high = max(int(core[0]) - room, limits.min), min(int(core[-1]) + room, limits.max)
+    kept = times[(times >= low) & (times <= high)]
     return int(kept[0]), int(kept[-1])
 
 
