@@ -20,6 +20,7 @@ import pytest
 import yaml
 from object_store import ACCESS_KEY, SECRET_KEY, Proxy, object_store
 from training.test_continual import begin
+from training.test_refit import At, crash, served
 
 from errors import missing, refuses
 from recipes import KILLS, assert_same_model, interrupt, last, prepared, start, tiny
@@ -445,3 +446,16 @@ def test_exports_and_deltas_are_served_from_a_store(
     assert scores.equals(pl.read_parquet(tmp_path / "scores.parquet")["score"])
     assert main(["predict", "-q", run, str(tmp_path / "day-1.parquet"), "-o", f"{url}/scores.txt"]) == 2
     assert "scores.txt" not in remote(url).sizes()
+
+
+def test_a_refit_resumes_from_its_mirror(store: Proxy, tmp_path: Path) -> None:
+    recipe = content(tmp_path, refit=True)
+    with pytest.raises(OSError, match="ends here"):
+        trainer_of(recipe, At(10, crash)).train()
+    shutil.rmtree(tmp_path / "run")
+    copied = Lines()
+    trainer_of(recipe, copied).train(resume=True)
+    assert copied.having(f"resuming from {tmp_path / 'run' / 'refit'}")
+    recipe["train"] |= {"run": str(tmp_path / "whole"), "mirror": ""}
+    trainer_of(recipe).train()
+    assert_same_model(served(tmp_path / "run"), served(tmp_path / "whole"))

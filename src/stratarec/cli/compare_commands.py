@@ -88,10 +88,10 @@ def _scored(recipe: Recipe, dataset: Dataset, split: str, progress: Progress) ->
     result = read_result(recipe.run)
     if result is None or periods.latest(recipe.run):
         return None
-    tested = checkpoint.read_state(recipe.run / "checkpoints" / result.checkpoint)["identity"]["dataset"]
+    tested = checkpoint.read_state(result.tested(recipe.run))["identity"]["dataset"]
     if tested != dataset.fingerprint:
         return None
-    with open_run(recipe.run, dataset.path) as trained:
+    with open_run(recipe.run, dataset.path, tested=True) as trained:
         return score_split(
             trained.model, trained.dataset, split, precision=trained.recipe.train.precision, progress=progress
         )

@@ -172,13 +172,14 @@ def forget(args: argparse.Namespace) -> None:
         more = f" and {len(unknown) - _SHOWN_VALUES:,} more" if len(unknown) > _SHOWN_VALUES else ""
         shown = f"; unknown: {', '.join(map(str, unknown.head(_SHOWN_VALUES)))}{more}" if len(unknown) else ""
         print_lines(f"{name}: forgot {count:,} of {count + len(unknown):,} values{shown}")
+    earlier = [data, *(path for path in (Path(args.run) / "checkpoints", Path(args.run) / "refit") if path.exists())]
     print_lines(
         *(
             f"warning: another process reads {path}, which still contains the values; the next command removes it"
             for path in result.remaining
         ),
-        f"note   {data}, {Path(args.run) / 'checkpoints'}, logs and exports still contain the values: remove them; for "
-        "an export that is in use, write the next one with --since",
+        f"note   {', '.join(map(str, earlier))}, logs and exports still contain the values: remove them; for an export "
+        "that is in use, write the next one with --since",
         _model_line(args.run, result.period),
     )
 

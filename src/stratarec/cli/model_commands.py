@@ -113,13 +113,15 @@ def _evaluate_logs(
         novelty=novelty.of if user in novelty.features else None,
     )
     result = evaluate_logs(fresh, progress, args.by, rank_by, cutoffs)
-    metrics = figures(result.overall)
+    metrics, known = figures(result.overall), fresh.trained_files
     if not args.json:
         print_lines(*lines("log", metrics))
         if result.users:
             every, new = result.users
             print_lines(f"users: {every:,}, of whom {new:,} ({new / max(every, 1):.1%}) are not in the training split")
         print_lines(*bins("log", metrics))
+        for file in known:
+            print_lines(f"the model was trained on rows of {file}: these metrics are too good for new rows")
         for name, ranked in result.ranked.items():
             print_lines(*ranks("log", name, ranked))
         for name, slices in result.slices.items():
@@ -130,7 +132,7 @@ def _evaluate_logs(
         name: {str(value): figures(by_label) for value, by_label in slices} for name, slices in result.slices.items()
     }
     users = dict(zip(("all", "new"), result.users, strict=True)) if result.users else None
-    return {"log": metrics, "users": users, "by": by_column, "rank_by": _ranks_as_json(result.ranked)}
+    return {"log": metrics, "users": users, "by": by_column, "rank_by": _ranks_as_json(result.ranked), "trained": known}
 
 
 def _evaluate_splits(
@@ -156,10 +158,12 @@ def _evaluate_splits(
             name: rank_within(list(by_label), scored, split_groups(dataset, split, scored, name), cutoffs)
             for name in args.rank_by
         }
-        metrics = figures(by_label)
-        results[split] = {**metrics, "rank_by": _ranks_as_json(ranked)}
+        metrics, is_trained = figures(by_label), split in trained.trained_splits
+        results[split] = {**metrics, "rank_by": _ranks_as_json(ranked), "trained": is_trained}
         if not args.json:
             print_lines(*lines(split, metrics), *bins(split, metrics))
+            if is_trained:
+                print_lines(f"the model was trained on the {split} split: these metrics are too good for new samples")
             print_findings("baselines", compare_with_baselines(dataset, split, scored, trained.recipe.model))
             for name, one in ranked.items():
                 print_lines(*ranks(split, name, one))

@@ -93,6 +93,7 @@ def train(args: argparse.Namespace) -> None:
 def _print_result(run: Path, result: dict[str, Any]) -> None:
     from stratarec.config.units import format_bytes
     from stratarec.reporting.metric_texts import lines, speed_text
+    from stratarec.training.run.run_directory import REFIT
 
     if "test" in result:
         print_lines(*lines("test", result["test"]))
@@ -113,7 +114,11 @@ def _print_result(run: Path, result: dict[str, Any]) -> None:
         from stratarec.reporting.plan_page import print_comparison
 
         print_comparison(result["memory"])
-    print_lines(f"model            {run / 'checkpoints' / str(result['checkpoint'])}")
+    model = run / "checkpoints" / str(result["checkpoint"])
+    if "refit" in result:
+        print_lines(f"tested model     {model}")
+        model = run / REFIT / "checkpoints" / str(result["refit"]["checkpoint"])
+    print_lines(f"model            {model}")
     for title, name in (("report", "report.html"), ("TensorBoard", "tensorboard")):
         if (run / name).exists():
             print_lines(f"{title:17}{run / name}")

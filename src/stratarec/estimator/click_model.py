@@ -26,6 +26,7 @@ from stratarec.data.columns.converter import BadRows, Converter
 from stratarec.data.columns.frames import FRAME, read_columns
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema
+from stratarec.data.splits import SPLITS
 from stratarec.data.user_history import Events, read_events
 from stratarec.errors import ConfigError, DataError, DatasetError, ExportError, StorageError
 from stratarec.estimator.frame_log import (
@@ -164,7 +165,8 @@ class ClickModel:
             Column of `frame` with the label. If neither `y` nor `label` is given, the column is guessed as by ``init``.
         valid : as `frame`, or (frame, y), optional
             Validation samples, which decide when training stops. By default a tenth of `frame`: the last in time if it
-            has times, else random rows of each class.
+            has times, else random rows of each class. The model is then trained on them, too; it is not trained on
+            samples that are passed here, unless ``train__refit`` is true.
         sample_weight : array, optional
             ``[N]`` weights, at least 0, of the loss of each sample.
 
@@ -195,7 +197,11 @@ class ClickModel:
             if part is not None:
                 check_rows(part, of, config)
         dataset = prepare(config)
-        recipe = recipe.with_fields(choose_defaults(recipe, leaves(content), dataset))
+        defaults = choose_defaults(recipe, leaves(content), dataset)
+        # Rows that the caller names for validation are not trained, and a small frame has none.
+        if "train.refit" not in settings and (valid is not None or not any(map(dataset.samples, SPLITS[1:]))):
+            defaults["train.refit"] = False
+        recipe = recipe.with_fields(defaults)
         result = Trainer(recipe, dataset).train()
         with open_run(recipe.run) as trained:
             export(trained, folder / _EXPORT)

@@ -181,6 +181,11 @@ class TrainConfig:
     of the logit, ``isotonic`` any non-decreasing function. ``auto`` uses them only where they lower the validation log
     loss by more than chance, ``isotonic`` with at least 10,000 samples. The final test, predictions and exports use
     it."""
+    refit: bool = False
+    """Train the model on the samples of validation and test, too, after the final test: one more pass from the tested
+    checkpoint, over all samples if `epochs` is more than 1, else over these samples only. Boosted trees are fitted anew
+    to all samples. This model is used by `predict`, `export` and `continue`. All figures in the result and the report
+    are of the tested model, which has not seen these samples."""
     deduplicate: bool = True
     """Look up and compute each distinct value of a deduplication group once per batch, if a batch has enough repeated
     ids to make that faster. If false, repeated values are expanded when batches are read."""
@@ -241,6 +246,16 @@ class TrainConfig:
         balanced = self.class_weight == "balanced"
         weight = {label: 1 / ratio for label, ratio in odds.items()} if balanced else self.class_weight
         return replace(self, dense=dense, embedding=rows, class_weight=weight)
+
+    def for_pass(self, steps: int) -> TrainConfig:
+        """Return a copy for `steps` more steps. Schedules decay over them as they did over the run, without warm-up."""
+
+        def schedule(of: ScheduleConfig) -> ScheduleConfig:
+            return replace(of, warmup_steps=0, total_steps=0 if of.kind == "constant" else steps)
+
+        dense = replace(self.dense, schedule=schedule(self.dense.schedule))
+        rows = replace(self.embedding, schedule=schedule(self.embedding.schedule))
+        return replace(self, dense=dense, embedding=rows)
 
     @property
     def fitted(self) -> tuple[CalibrationKind, ...]:

@@ -122,6 +122,10 @@ def sliced(name: str, slices: Sequence[tuple[str, Figures]], most: int = 20) -> 
     return output
 
 
+REFITTED = (
+    "the model that is used was trained on validation and test samples, too, after the test (train.refit); all metrics "
+    "are of the model before"
+)
 # Minimum predicted gain, as a share of the metric, for which a run is called still improving, and the number of further
 # evaluations for which the gain is predicted.
 _LEAST_GAIN, _FURTHER = 2e-3, 2
@@ -163,6 +167,7 @@ def verdict(
     return [
         *output, *_calibrated(result), *_choice(evaluations, result),
         *_progress(evaluations, step_of(result["checkpoint"]), result["steps"], train),
+        *([REFITTED] if train.get("refit") else []),
     ]  # fmt: skip
 
 
@@ -221,7 +226,7 @@ def _progress(
     if chosen < points[-1][0]:
         yield (
             f"validation was best at step {chosen:,} of {steps:,} ({label} {value:.4f}, {last:.4f} at the end); "
-            f"the model from step {chosen:,} was tested and saved"
+            f"the model from step {chosen:,} was tested"
         )
         return
     values = [goodness(metric, part) for _, part in points]

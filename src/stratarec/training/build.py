@@ -50,7 +50,7 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     content = recipe.to_dict()
     free = (
         "run", "epochs", "max_steps", "threads", "checkpoint", "mirror", "log_every", "report", "curves", "trace",
-        "eval_every", "early_stopping", "calibration", "device",
+        "eval_every", "early_stopping", "calibration", "device", "refit",
     )  # fmt: skip
     train = {key: value for key, value in content["train"].items() if key not in free}
     if recipe.hot.separate_batches:  # another order of samples

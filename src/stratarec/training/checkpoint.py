@@ -52,7 +52,7 @@ from stratarec.models.metrics import WATCHED
 from stratarec.models.zoo.trees import TreeSizes
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.members import BestMembers
-from stratarec.training.steps.state import TrainingState
+from stratarec.training.steps.state import Phase, TrainingState
 from stratarec.training.steps.step import WeightAverage
 
 FORMAT: Literal[10] = 10
@@ -127,6 +127,8 @@ class Identity(Model):
 class TrainingStateModel(Model):
     """Fields of `state.TrainingState`."""
 
+    phase: Phase = "train"
+    base: str = ""
     step: Count
     epoch: Count
     batch: Count
@@ -271,6 +273,21 @@ class Checkpoint:
         model.network.load_state_dict(self.network)
         if fault := model.network.fault():
             raise CheckpointError(f"{self.path / NETWORK}: {fault}; {_ADVICE}")
+
+
+def continue_from(
+    path: Path, model: CTRModel, optimizer: torch.optim.Optimizer, average: WeightAverage, rows: RowOptimizerConfig
+) -> None:  # fmt: skip
+    """Continue from the checkpoint in `path`: load weights, rows, optimizer state and average into an untrained model.
+
+    Unlike a resumed run, training then counts its steps from 0. `rows` is the row optimizer with which missed steps are
+    applied to the rows of the checkpoint.
+    """
+    loaded = load(path)
+    loaded.warm_start(model, rows)
+    restore_optimizer(path, optimizer, loaded.optimizer)
+    if loaded.state["step"] or any(name.startswith(WEIGHTS) for name in loaded.optimizer):
+        restore_average(path, average, loaded.optimizer)
 
 
 def load(path: Path) -> Checkpoint:
@@ -548,6 +565,11 @@ class CheckpointManager:
             restore_average(path, self.average, loaded.optimizer)
         self._last = path
         return difference
+
+    def continue_from(self, path: Path, rows: RowOptimizerConfig) -> None:
+        """Continue from the checkpoint of an earlier phase (`continue_from`)."""
+        continue_from(path, self.model, self.optimizer, self.average, rows)
+        self._last = path
 
     def load_best(self, step: int, *, current: int) -> Path:
         """Load the checkpoint of `step` into the model, and return the path of the checkpoint.

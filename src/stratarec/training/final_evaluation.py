@@ -56,7 +56,8 @@ class TrainResult(dict[str, Any]):
             ("speed", f"{speed_text(self['samples_per_second'])} over {self['steps']:,} steps"),
             ("tables and state", format_bytes(self["table_bytes"])),
             ("peak memory", format_bytes(self["peak_rss_bytes"])),
-            ("model", self["checkpoint"]),
+            ("tested model", self["checkpoint"]),
+            *([("model", f"refit, {refit['checkpoint']}")] if (refit := self.get("refit")) else []),
         ]
         return as_html("Result", rows)
 

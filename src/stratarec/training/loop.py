@@ -130,7 +130,7 @@ class Loop:
             if self._decide().stop:
                 self._stop()
         at_most = bool(self._validation.config.early_stopping.patience)
-        self._progress.start("train", total_steps, "steps", state.step, at_most=at_most)
+        self._progress.start(state.phase, total_steps, "steps", state.step, at_most=at_most)
         message = "the first step takes long: kernels are compiled for this machine, once"
         self._compiling = Timer(_LONG_SECONDS, self._progress.say, (message,))
         self._compiling.start()

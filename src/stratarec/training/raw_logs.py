@@ -27,6 +27,7 @@ from stratarec.data.sources import RowsConfig, SourceConfig, open_rows
 from stratarec.data.sources.base import Chunk, View
 from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.sources.csv import CsvSource
+from stratarec.data.sources.files import STANDARD_INPUT, hash_logs
 from stratarec.data.sources.parquet import ParquetSource
 from stratarec.data.user_history import Events
 from stratarec.errors import ConfigError, DataError
@@ -139,6 +140,13 @@ class RawLogs:
     @property
     def _has_events(self) -> bool:
         return bool(self._earlier) or self.labelled or self._carried is not None
+
+    @property
+    def trained_files(self) -> list[str]:
+        """Files with the content of a log that the model's data set was prepared from."""
+        logs = str(self._trained.dataset.about.origin.source)
+        files = [path for path in self._source.files if path != STANDARD_INPUT]
+        return [path for path, digest in hash_logs(files).items() if digest in logs]
 
     def _open(self, files: Sequence[str], view: View) -> _Source:
         return open_view(self._config.source, self._config.on_bad_row, files, replace(view, optional_user=True))

@@ -32,6 +32,7 @@ from typing import Any
 from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import batches
+from stratarec.data.splits import SPLITS
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import CheckpointError, ConfigError, StrataError
 from stratarec.models.metrics import METRICS
@@ -128,6 +129,22 @@ def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_step
                 f"train.{name}.schedule falls to 0 at step {schedule.total_steps:,} of {total_steps:,}: later "
                 "steps train nothing"
             )
+
+
+def check_refit(recipe: Recipe, dataset: Dataset) -> None:
+    """Raise `ConfigError` if the recipe asks for a refit that is not possible with this data set."""
+    if not recipe.train.refit:
+        return
+    if not any(map(dataset.samples, SPLITS[1:])):
+        raise ConfigError(
+            f"train.refit is true, but {dataset.path} has neither validation nor test samples, so all samples are "
+            "trained anyway: set it to false, or set data.split.valid and data.split.test and prepare again"
+        )
+    if recipe.data.split.negatives < 1:
+        raise ConfigError(
+            f"train.refit is true, but data.split.negatives is {recipe.data.split.negatives:g}: validation and test "
+            "have all negatives, so they cannot be trained like the training split; set train.refit to false"
+        )
 
 
 def exchange_remark(recipe: Recipe, mesh: Mesh) -> str:
@@ -356,6 +373,7 @@ def resolve(
     if mesh.between is not None and not recipe.distributed.by_towers(recipe.towers, mesh.hosts):
         mesh = replace(mesh, inside=None, between=None)
     check_validation(recipe.train, dataset)
+    check_refit(recipe, dataset)
     check_installed(recipe.train.curves)
     check_average(recipe.train, mesh)
     if mesh.ranks > 1 and isinstance(recipe.model, EnsembleConfig) and recipe.model.trees:

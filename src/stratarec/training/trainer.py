@@ -17,20 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch.optim import Optimizer
-
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.loading.loader import BatchShare, Loader
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.compilation import compile_update
 from stratarec.errors import TrainingError
 from stratarec.io.owned_directory import named_directory
-from stratarec.kernels.runtime.accelerator import device_errors
-from stratarec.models import CTRModel
 from stratarec.models.base import build_tables
 from stratarec.planning.bytes import Memory
 from stratarec.planning.plan import Plan
@@ -39,15 +33,15 @@ from stratarec.recipe import Recipe
 from stratarec.reporting.curve_writers import CurvesOf, curve_writers
 from stratarec.reporting.progress import progress_of_notebook
 from stratarec.training import checkpoint
-from stratarec.training.build import hot_loader, identity, new_model, new_plan, set_quantiles
-from stratarec.training.checkpoint import CheckpointManager
-from stratarec.training.distributed import GradientReducer, RankStages
+from stratarec.training.build import identity, new_plan, set_quantiles
 from stratarec.training.final_evaluation import FinalEvaluation, TrainResult
 from stratarec.training.gpu_memory import check_rows_device, on_gpu
-from stratarec.training.loop import Cadence, Curves, EvaluationCallback, Loop, StopSignal, Validation
+from stratarec.training.loop import Curves, EvaluationCallback, StopSignal
 from stratarec.training.resolve import load_training_state, remarks, resolve
 from stratarec.training.run.mirror import RunMirror
 from stratarec.training.run.open_run import check_identity, open_warm_start
+from stratarec.training.run.phase import Phase
+from stratarec.training.run.refit import Refit
 from stratarec.training.run.run_directory import (
     FILES,
     RunDirectory,
@@ -57,19 +51,18 @@ from stratarec.training.run.run_directory import (
     write_hashes,
     write_plan,
     write_recipe,
+    write_result,
 )
-from stratarec.training.steps.members import BestMembers, best_members, describe
+from stratarec.training.steps.members import describe
 from stratarec.training.steps.state import TrainingState, best
-from stratarec.training.steps.step import Pipeline, Stages, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner
 from stratarec.training.steps.trace import tracing
-from stratarec.training.steps.trees import TreeFit
-from stratarec.training.torch_setup import build_optimizer, device_of, largest_fitting_batch, torch_settings
+from stratarec.training.torch_setup import device_of, torch_settings
 
 T = TypeVar("T")
 
 
-class Trainer:
+class Trainer(Phase):
     """One run of a recipe on its data set. A trainer can train only once.
 
     Parameters
@@ -118,105 +111,33 @@ class Trainer:
         earlier: Recipe | None = None,
     ) -> None:
         mesh = mesh or Mesh.alone()
-        self.progress: Progress = (progress or progress_of_notebook()) if mesh.is_first else SilentProgress()
         self._resolved = resolve(recipe, dataset, mesh, named=named, earlier=earlier)
-        self.mesh = self._resolved.mesh
-        self.recipe, self.dataset, self.config = self._resolved.recipe, dataset, self._resolved.recipe.train
-        self._device, self._plan = device_of(self.config.device, self.mesh.ranks), plan
-        check_rows_device(self.recipe, self._device, plan)
-        self.run = named_directory(self.recipe.run)
-        self._directory, self._identity = RunDirectory(self.run), identity(self.recipe, dataset)
-        self._stop = StopSignal(f"stopped at once; {self.run} is at its last checkpoint; resume with --resume")
-        self.threads = ThreadTuner(self.config.threads, self.mesh.ranks // self.mesh.hosts, self._may_differ)
-        self.state = TrainingState()
-        self._used = False
+        recipe, ranks, hosts = self._resolved.recipe, self._resolved.mesh.ranks, self._resolved.mesh.hosts
+        device = device_of(recipe.train.device, ranks)
+        check_rows_device(recipe, device, plan)
+        self.run, self._given_plan, self._used = named_directory(recipe.run), plan, False
+        self._directory = RunDirectory(self.run)
         self._copy_to_mirror: Callable[[], None] = lambda: None
+        super().__init__(
+            recipe=recipe, dataset=dataset, mesh=self._resolved.mesh, device=device, folder=self._directory.checkpoints,
+            identity=identity(recipe, dataset), saved=self._after_checkpoint, find_plan=self._find_plan,
+            threads=ThreadTuner(recipe.train.threads, ranks // hosts, self.may_differ),
+            stop=StopSignal(f"stopped at once; {self.run} is at its last checkpoint; resume with --resume"),
+            progress=(progress or progress_of_notebook()) if mesh.is_first else SilentProgress(),
+            state=TrainingState(),
+        )  # fmt: skip
 
-    # Parts of the run. They are built when they are first used, after `train` has claimed the directory.
-
-    @cached_property
-    def plan(self) -> Plan | None:
-        """Placement of the tables; None if all tables are simply float32 in DRAM."""
-
+    def _find_plan(self) -> Plan | None:
         def placed() -> Plan | None:
-            level0: Memory = "hbm" if on_gpu(self.recipe, self._device) else "dram"
-            read = self._plan or read_plan(self.run, self.recipe, self.dataset, level0)
-            return read or new_plan(self.recipe, self.dataset, self.mesh.ranks, self._device)
+            level0: Memory = "hbm" if on_gpu(self.recipe, self.device) else "dram"
+            read = self._given_plan or read_plan(self.run, self.recipe, self.dataset, level0)
+            return read or new_plan(self.recipe, self.dataset, self.mesh.ranks, self.device)
 
         if self.mesh.ranks == 1:
             return placed()
         # One rank measures memories and reads files for all ranks.
         content = self.mesh.first(lambda: None if (plan := placed()) is None else plan.to_dict())
         return None if content is None else Plan.from_dict(content)
-
-    @cached_property
-    def model(self) -> CTRModel:
-        place = self.recipe.place if self.mesh.ranks == 1 else f"{self.recipe.place}-rank-{self.mesh.rank}"
-        return new_model(self.recipe, self.dataset, self.plan, place, self.mesh, self._device)
-
-    @cached_property
-    def optimizer(self) -> Optimizer:
-        return build_optimizer(self.config.dense, self.model.network)
-
-    @cached_property
-    def loader(self) -> Loader:
-        config = loader_config(self.config)
-        if self.mesh.ranks > 1 or not self.recipe.hot.separate_batches:
-            share = BatchShare(rank=self.mesh.place, ranks=self.mesh.ranks)
-            return Loader(self.dataset, "train", config, share)
-        return hot_loader(self.dataset, config, self.plan, self.progress)
-
-    @cached_property
-    def members(self) -> BestMembers | None:
-        """Best members, if the model is an ensemble with members that can be separated; otherwise None."""
-        return best_members(self.model, self.config, self.mesh.ranks)
-
-    @cached_property
-    def _reducer(self) -> GradientReducer | None:
-        if self.mesh.ranks == 1:
-            return None
-        return GradientReducer(self.mesh, self.model.network, self.recipe.distributed.dense_wire)
-
-    @cached_property
-    def stages(self) -> Stages:
-        parts = (self.model, self.optimizer, self.config, self.loader)
-        reducer = self._reducer
-        return Stages(*parts) if reducer is None else RankStages(self.mesh, *parts, reduction=reducer)
-
-    @cached_property
-    def pipeline(self) -> Pipeline:
-        return Pipeline(self.stages, self.loader.config.prefetch_batches)
-
-    @cached_property
-    def cadence(self) -> Cadence:
-        agree = {} if self._reducer is None else {"agree": self._reducer.agree}
-        stop = lambda: self._stop.received  # noqa: E731
-        return Cadence(self.config, self.total_steps, ahead=self.pipeline.depth, stop=stop, **agree)
-
-    @cached_property
-    def _checkpoints(self) -> CheckpointManager:
-        return CheckpointManager(
-            folder=self._directory.checkpoints, model=self.model, optimizer=self.optimizer, average=self.stages.average,
-            members=self.members, config=self.config, identity=self._identity, mesh=self.mesh,
-            saved=self._after_checkpoint,
-        )  # fmt: skip
-
-    @cached_property
-    def loop(self) -> Loop:
-        """Training loop of the run. `Loop.step` trains one batch."""
-        validation = Validation(
-            model=self.model, dataset=self.dataset, config=self.config, progress=self.progress,
-            check=self.cadence.check, mesh=self.mesh, average=self.stages.average, members=self.members,
-        )  # fmt: skip
-        return Loop(
-            self.pipeline, self.cadence, self._checkpoints, validation, self.state, self.threads,
-            self.progress,
-        )  # fmt: skip
-
-    @property
-    def total_steps(self) -> int:
-        """Number of steps of the whole run, unless it stops early."""
-        return self.config.steps(self.pipeline.epoch_steps)
 
     def train(
         self, *, resume: bool = False, overwrite: bool = False, earlier: str | Path | None = None
@@ -254,14 +175,31 @@ class Trainer:
         """
         with self._session(resume=resume, overwrite=overwrite, earlier=earlier) as last:
             result = read_result(self.run)
+            content = None
             if last is not None:
                 self._load_state(last)
                 if self.state.finished and result is not None and result.steps == self.state.step:
-                    self.progress.say(f"{self.run} is already complete; its result:")
-                    return TrainResult(result.model_dump(mode="json", exclude_unset=True, exclude={"format"}))
-                self.restore(last)
-            self._checkpoints.tested = "" if result is None else result.checkpoint
-            return TrainResult(self._train(None, self._evaluate_finally))
+                    content = result.model_dump(mode="json", exclude_unset=True, exclude={"format"})
+                    if "refit" in content or not self.config.refit:
+                        self.progress.say(f"{self.run} is already complete; its result:")
+                        return TrainResult(content)
+                else:
+                    self.restore(last)
+            if content is None:
+                self.checkpoints.tested = "" if result is None else result.checkpoint
+                content = self._train(None, self._evaluate_finally)
+            if self.config.refit:
+                content = self._refit(content)
+            return TrainResult(content)
+
+    def _refit(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Train the tested model on the other samples, and add the served checkpoint to the result."""
+        tested = self.folder / result["checkpoint"]
+        refit = Refit(self, self.run, tested)
+        self.release()
+        result = {**result, "refit": refit.run()}
+        self.mesh.first(lambda: write_result(self.run, result))
+        return result
 
     def fit(self, callback: EvaluationCallback, *, resume: bool = False) -> TrainingState:
         """Train as `train` does, but without the final test. No file of the test split is read.
@@ -301,17 +239,17 @@ class Trainer:
         self._used = True
         with ExitStack() as stack:
             compiled: Callable[[], None] = lambda: None  # noqa: E731
-            if self.mesh.ranks == 1 and self._device.type == "cpu":
+            if self.mesh.ranks == 1 and self.device.type == "cpu":
                 tables = build_tables(self.recipe.model, self.dataset.schema, self.dataset.table_rows())
                 # It forks: before kernels start threads, and before this process has locks, which a child would share.
                 compiled = compile_update({table.embedding_dim for table in tables}, self.config.embedding)
                 stack.callback(compiled)
-            stack.callback(self._close)
+            stack.callback(self.close)
             stack.enter_context(self.dataset.locked())
             warm_start = None
-            if earlier is not None and not (resume and checkpoint.list_checkpoints(self._directory.checkpoints)):
+            if earlier is not None and not (resume and checkpoint.list_checkpoints(self.folder)):
                 # The earlier run is checked before any file of this run is written.
-                start = open_warm_start(earlier, self.run, self._identity, self.dataset, self.mesh)
+                start = open_warm_start(earlier, self.run, self.identity, self.dataset, self.mesh)
                 warm_start = stack.enter_context(start)
             mirror = self._open_mirror(resume=resume, overwrite=overwrite)
             last = stack.enter_context(opened(self._directory, self.mesh, resume=resume, overwrite=overwrite))
@@ -324,12 +262,12 @@ class Trainer:
                 self.progress.say(f"{self.run} has no checkpoint to resume from; starting from the beginning")
             if last is None:
                 set_quantiles(self.model.network, self.dataset)
-                if warm_start is None:
-                    self._fit_trees(stack)
-                else:
+                if warm_start is None and self.members is not None:  # validation can choose the weights of members
+                    self.fit_trees(stack, self.dataset)
+                if warm_start is not None:
                     warm_start.load_into(self.model, self.optimizer)
                     self.progress.say(f"starting from {warm_start.path}")
-                    self._checkpoints.save(self.state)  # so resuming does not need the earlier run
+                    self.checkpoints.save(self.state)  # so resuming does not need the earlier run
             yield last
 
     def _open_mirror(self, *, resume: bool, overwrite: bool) -> RunMirror | None:
@@ -348,45 +286,9 @@ class Trainer:
         self._directory.settle()
         self._copy_to_mirror()
 
-    def _fit_trees(self, stack: ExitStack) -> None:
-        """Start to fit the trees of a new ensemble, if it has some and validation can choose their weights."""
-        if (trees := self.model.network.trees) is not None and self.members is not None:
-            fit = TreeFit(trees, self.dataset, self.config)
-            stack.callback(fit.close)
-            self.threads.has_helper = lambda: fit.is_running
-
-            def finish() -> None:
-                if difference := fit.finish(self.progress):
-                    self._may_differ(self.state.step, difference)
-
-            self.loop.finish_trees = finish
-            if self.stages.average.enabled:  # an average begins with all tensors of the network
-                self.loop.with_trees()
-
-    def _close(self) -> None:
-        if "model" in vars(self):
-            self.model.embeddings.close()
-
     def _load_state(self, path: Path) -> None:
-        check_identity(path, self._identity, self.dataset)
+        check_identity(path, self.identity, self.dataset)
         self.state = self.loop.state = load_training_state(self.run, path, self.recipe, self.total_steps)
-
-    def restore(self, path: Path) -> None:
-        """Load the weights, rows and optimizer state of a checkpoint."""
-        difference = self._checkpoints.restore(path)
-        if self.members is not None and not self.state.evaluations:  # the run is resumed beyond its closing evaluation
-            self.members.reset()
-        self.loop.set_rates()
-        self.progress.say(f"resuming from {path}")
-        threads, before = self.threads.threads, self.state.threads
-        changed = f"threads change from {before} to {threads}" if before not in (0, threads) else ""
-        for reason in filter(None, (changed, difference)):
-            self._may_differ(self.state.step, reason)
-
-    def _may_differ(self, step: int, reason: str) -> None:
-        """Report and record that, from `step` on, another run of the recipe may differ in its last bits."""
-        self.state.may_differ.append((step, reason))
-        self.progress.say(f"{reason}: from step {step:,} on another run may differ in its last bits")
 
     def _train(self, callback: EvaluationCallback | None, then: Callable[[], T]) -> T:
         """Train to the end, unless the run is finished already; then call `then` and return its result."""
@@ -399,9 +301,7 @@ class Trainer:
             for line in filter(None, (*self._resolved.remarks, *more, describe(self.model, self.members))):
                 self.progress.say(line)
             self.state.threads = self.threads.threads
-        fitting = partial(largest_fitting_batch, self.model, self.dataset, self.loader.config, self.config.precision)
-        guarded = device_errors(self.model.device, self.config.batch_size, fitting)
-        with self._writers() as writers, self._stop.handled(), self.threads, tracing(self), guarded:
+        with self._writers() as writers, self.stop.handled(), self.threads, tracing(self), self.guarded():
             if not finished:
                 curves = Curves(
                     writers=writers, model=self.model, optimizer=self.optimizer, every=self.config.log_every,
@@ -424,13 +324,13 @@ class Trainer:
         """Test the checkpoint that is best on the validation split (or the last one), and write the result."""
         state = self.state
         entry = best(state.evaluations, self.config.early_stopping)
-        path = self._checkpoints.load_best(state.step if entry is None else entry["step"], current=state.step)
+        path = self.checkpoints.load_best(state.step if entry is None else entry["step"], current=state.step)
         evaluation = FinalEvaluation(
             run=self.run, recipe=self.recipe, dataset=self.dataset, model=self.model, plan=self.plan,
             progress=self.progress, check=self.cadence.check, mesh=self.mesh, figures=self.stages.figures,
             sharing=self.threads.remark,
         )  # fmt: skip
         result = evaluation.write(state, path)
-        self._checkpoints.tested = path.name
-        self._checkpoints.prune(state)
+        self.checkpoints.tested = path.name
+        self.checkpoints.prune(state)
         return result

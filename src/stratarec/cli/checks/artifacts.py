@@ -31,6 +31,7 @@ from stratarec.training.run.run_directory import (
     FILES,
     PLAN,
     RECIPE,
+    REFIT,
     RESULT,
     RUN,
     RunPlan,
@@ -117,13 +118,21 @@ def _check_run(path: Path, read: set[Path]) -> Iterator[str]:
         if checkpoint.step_path(Path(), result.steps).name < result.checkpoint:
             raise CheckpointError(f"{path / RESULT} names {result.checkpoint}, but only {result.steps} steps")
     checkpoints = checkpoint.list_checkpoints(path / "checkpoints")
+    if (path / REFIT / RECIPE).exists():
+        read |= {path / REFIT / RECIPE, path / REFIT / PLAN}
+        read_recipe(path / REFIT)
+        _check_plan(path / REFIT)
+        checkpoints += checkpoint.list_checkpoints(path / REFIT / "checkpoints")
     # A continued run does not need its first checkpoints, which contain values that `forget` removed.
-    needed = checkpoints or not periods.paths(path)
-    if result is not None and needed and path / "checkpoints" / result.checkpoint not in checkpoints:
-        raise CheckpointError(f"{path / RESULT} names {result.checkpoint}, which does not exist")
+    if result is not None and (checkpoints or not periods.paths(path)):
+        for needed in (result.tested(path), result.served(path)):
+            if needed not in checkpoints:
+                raise CheckpointError(f"{path / RESULT} names {needed.relative_to(path)}, which does not exist")
     for folder in checkpoints:
         with checkpoint.locked(folder):
-            yield f"{folder.name}: {_check_checkpoint(folder, recipe, read):,} rows, every hash and checksum matches"
+            phase = "refit, " if folder.parents[1] != path else ""
+            rows = _check_checkpoint(folder, recipe, read)
+            yield f"{phase}{folder.name}: {rows:,} rows, every hash and checksum matches"
     if (path / "export" / EXPORT).exists():
         yield from _check_export(path / "export", read)
     if (path / "export.delta" / DELTA).exists():

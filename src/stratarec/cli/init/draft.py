@@ -105,7 +105,7 @@ def _for_model(guesses: Guesses, sample: LogSample) -> Guesses:
         names = tuple(name for features in parts for part, name in features.items() if part != "days")
         return replace(guesses, date_categories=names)
     columns = (
-        replace(column, role="dense", reason=f"{column.reason}, in order")
+        replace(column, role="dense", integer=False, reason=f"{column.reason}, in order")
         if column.ordered and column.role == "sparse"
         else column
         for column in guesses.columns
@@ -270,6 +270,14 @@ def _split(guesses: Guesses) -> Iterator[str]:
     yield f"  split: {{by: time, valid: {length}, test: {length}{last}}}  # {reason}"
 
 
+_REFIT = (
+    "train:",
+    "  # Metrics are of a model that has not seen validation and test rows. The model that is used is that model after",
+    "  # training on these rows, too; set this to false to use the tested model.",
+    "  refit: true",
+)
+
+
 def _training(sample: LogSample, guesses: Guesses) -> Iterator[str]:
     rows = _values(guesses)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -278,6 +286,7 @@ def _training(sample: LogSample, guesses: Guesses) -> Iterator[str]:
     if _is_small(sample, guesses):
         yield "  kind: ensemble  # of small networks and boosted trees, which need few samples"
         yield "  # sizes, batch_size, epochs and rates are chosen by the number of samples unless they are set"
+        yield from _REFIT
         return
     fitting = [width for width in _WIDTHS if _table_bytes(rows, width) <= budget]
     width = fitting[0] if fitting else _WIDTHS[-1]
@@ -288,7 +297,8 @@ def _training(sample: LogSample, guesses: Guesses) -> Iterator[str]:
     yield "  top_mlp: [128, 64]"
     if len(list(_sparse(guesses))) + bool(guesses.of("dense")) < 2:
         yield "  interaction: cat  # a single vector has no pairs"
-    yield "# train: batch_size, epochs, rates and early_stopping are chosen by kind and samples unless set"
+    yield from _REFIT
+    yield "  # batch_size, epochs, rates and early_stopping are chosen by kind and samples unless they are set"
     if not fitting:
         yield "memory:"
         yield f"  dram: {format_bytes(budget).replace(' ', '')}  # a quarter of this machine; other rows are on disk"

@@ -31,7 +31,7 @@ _PREFIX = "stratarec-init-"
 # of the run. With one epoch at a rate that falls to 0, a history helped in the short training, but not in the run.
 _SHORT = {
     "train.early_stopping.patience": 1, "model.members": 4, "model.trees": False, "train.report": False,
-    "train.curves": [],
+    "train.curves": [], "train.refit": False,
 }  # fmt: skip
 
 

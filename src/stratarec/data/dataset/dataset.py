@@ -172,6 +172,15 @@ class Dataset:
             "or split by fraction"
         )
 
+    def joined(self, splits: Sequence[str]) -> Dataset:
+        """Return a view whose training split has the samples of `splits`, and whose other splits are empty.
+
+        Everything else is that of this data set: the files, the fingerprint, the vocabularies and the moments.
+        """
+        view = Dataset(self.path, self.manifest.joined(splits), self._untouched)
+        view.fingerprint, view._verified = self.fingerprint, self._verified
+        return view
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Context manager that prevents other processes from replacing the data set while it is read.

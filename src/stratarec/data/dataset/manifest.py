@@ -9,7 +9,7 @@ show whether the data set matches the log.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -265,6 +265,25 @@ class DatasetManifest(Model):
             return {name: self.labels[split][name] for name in self.columns.label_columns}
         samples = sum(shard.samples for shard in self.splits[split])
         return {self.columns.label_column: LabelCount(known=samples, positives=self.positives[split])}
+
+    def joined(self, splits: Sequence[str]) -> DatasetManifest:
+        """Return a copy whose training split has the samples of `splits`, and whose other splits are empty."""
+        shards = tuple(shard for split in splits for shard in self.splits[split])
+        labels = {
+            name: LabelCount(
+                known=sum(self.labels[split][name].known for split in splits),
+                positives=sum(self.labels[split][name].positives for split in splits),
+            )
+            for name in (self.columns.label_columns if self.labels else ())
+        }
+        none = {name: LabelCount(known=0, positives=0) for name in labels}
+        return self.model_copy(
+            update={
+                "splits": {**dict.fromkeys(SPLITS, ()), "train": shards},
+                "positives": {**dict.fromkeys(SPLITS, 0), "train": sum(self.positives[split] for split in splits)},
+                "labels": {**dict.fromkeys(SPLITS, none), "train": labels} if labels else {},
+            }
+        )
 
     def _names(self) -> Iterator[str]:
         expected = {

@@ -63,11 +63,11 @@ class Chain:
         return before, parent
 
     def ended(self) -> Path:
-        """Return the checkpoint at the end of the run; `CheckpointError` if the run has not ended."""
+        """Return the checkpoint that the run ended with; `CheckpointError` if the run has not ended."""
         result = read_result(self.run)
         if result is None:
             raise CheckpointError(f"{self.run} has not ended: finish it first, with `stratarec train --resume`")
-        return self.run / "checkpoints" / result.checkpoint
+        return result.served(self.run)
 
     def commit(self, work: Path, final: Path) -> None:
         """Rename `work`, which contains a complete period, to `final`; `StorageError` if that fails."""

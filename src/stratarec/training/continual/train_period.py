@@ -13,14 +13,13 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader
 from stratarec.data.sources.csv import CsvConfig
 from stratarec.data.sources.parquet import ParquetConfig
-from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
+from stratarec.embedding import RowOptimizerConfig
 from stratarec.kernels.runtime.accelerator import device_errors
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.build import identity, new_plan, temporary_model
-from stratarec.training.checkpoint import WEIGHTS
 from stratarec.training.raw_logs import of_file, typed_schema
 from stratarec.training.resolve import run_steps
 from stratarec.training.steps.state import TrainingState
@@ -53,7 +52,7 @@ def period_recipe(recipe: Recipe, file: str, data: Path, base: Dataset) -> Recip
     return replace(
         recipe,
         data=replace(recipe.data, source=source, split=split, vocabulary=vocabulary, path=str(data)),
-        train=replace(recipe.train, epochs=1, max_steps=0),
+        train=replace(recipe.train, epochs=1, max_steps=0, refit=False),
         hot=replace(recipe.hot, batches="none"),
     )
 
@@ -72,7 +71,7 @@ def train_period(
     TrainingState
         State at the end of the pass.
     """
-    recipe = _with_schedules(recipe, run_steps(recipe.train, dataset))
+    recipe = replace(recipe, train=recipe.train.for_pass(run_steps(recipe.train, dataset)))
     train, position = recipe.train, TrainingState()
     # All steps use the same number of threads, because it may change the bits of matrix products. The tuner only
     # chooses how threads wait.
@@ -87,11 +86,7 @@ def train_period(
             fitting = partial(largest_fitting_batch, model, dataset, loader.config, train.precision)
             stack.enter_context(device_errors(device, train.batch_size, fitting))
             stages = Stages(model, optimizer, train, loader)
-            loaded = checkpoint.load(before.checkpoint)
-            loaded.warm_start(model, before.rows)
-            checkpoint.restore_optimizer(before.checkpoint, optimizer, loaded.optimizer)
-            if loaded.state["step"] or any(name.startswith(WEIGHTS) for name in loaded.optimizer):
-                checkpoint.restore_average(before.checkpoint, stages.average, loaded.optimizer)
+            checkpoint.continue_from(before.checkpoint, model, optimizer, stages.average, before.rows)
             stages.earlier = before.steps
             if before.rate_factor != 1:
                 stages.rate_factor = before.rate_factor
@@ -115,18 +110,3 @@ def train_period(
                     previous=before.checkpoint,
                 )
     return recipe, plan, position
-
-
-def _with_schedules(recipe: Recipe, steps: int) -> Recipe:
-    """Return the recipe with schedules that decay over the `steps` of a period as they did over the run, without
-    warm-up.
-    """
-
-    def for_period(schedule: ScheduleConfig) -> ScheduleConfig:
-        total = 0 if schedule.kind == "constant" else steps
-        return replace(schedule, warmup_steps=0, total_steps=total)
-
-    train = recipe.train
-    dense = replace(train.dense, schedule=for_period(train.dense.schedule))
-    rows = replace(train.embedding, schedule=for_period(train.embedding.schedule))
-    return replace(recipe, train=replace(train, dense=dense, embedding=rows))

@@ -1,1 +1,1 @@
-"""Directory of a run, its periods, and the model that a run ends with."""
+"""Directory of a run, its phases and periods, and the model that a run ends with."""

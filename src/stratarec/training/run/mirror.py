@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
@@ -34,7 +35,7 @@ from stratarec.io.remote import RemoteDirectory
 from stratarec.io.sealed import Count, Hash, Model, parse_sealed, read_sealed, sealed_text, write_sealed
 from stratarec.progress import Progress
 from stratarec.training import checkpoint
-from stratarec.training.run.run_directory import FILES, MIRROR, PLAN, RECIPE, REPORT, RESULT, RUN, TRACE
+from stratarec.training.run.run_directory import FILES, MIRROR, PLAN, RECIPE, REFIT, REPORT, RESULT, RUN, TRACE
 
 FORMAT: Literal[1] = 1
 SESSION = "session.json"
@@ -43,7 +44,10 @@ _VERSION = re.compile(r"versions/(\d{8,})\.json")
 # Versions that are kept: a reader may still copy the one before the last.
 _KEPT = 2
 # Files of a run outside its checkpoints. Each is small, and is read as a whole.
-_SMALL = (MARKER, RECIPE, PLAN, RESULT, REPORT, TRACE, FILES)
+_SMALL = (MARKER, RECIPE, PLAN, RESULT, REPORT, TRACE, FILES, f"{REFIT}/{RECIPE}", f"{REFIT}/{PLAN}")
+# Directories of checkpoints.
+_CHECKPOINTS = ("checkpoints", f"{REFIT}/checkpoints")
+_IN_CHECKPOINT = re.compile(rf"((?:{'|'.join(_CHECKPOINTS)})/{STEP_NAME})/(.+)")
 _THREADS = 8
 # Seconds between two attempts, and between two messages that the mirror is behind.
 _RETRY_SECONDS, _SAY_SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0), 60.0
@@ -83,7 +87,7 @@ class Version(Model):
             path = PurePosixPath(name)
             first, *others = path.parts or ("",)
             is_plain = not path.is_absolute() and ".." not in path.parts and str(path) == name and "\0" not in name
-            in_checkpoint = first == "checkpoints" and len(others) > 1 and re.fullmatch(STEP_NAME, others[0])
+            in_checkpoint = _IN_CHECKPOINT.fullmatch(name)
             in_curves = first == "tensorboard" and len(others) == 1
             if not is_plain or not (in_checkpoint or in_curves or name in _SMALL):
                 raise ValueError(f"{name[:80]!r} is not the name of a file of a run")
@@ -185,20 +189,19 @@ class RunMirror:
             write_sealed(self._run / MIRROR, {"format": FORMAT, "run": version.run})
             steps: dict[str, dict[str, Key]] = {}
             for name, key in version.files.items():
-                first, _, rest = name.partition("/")
-                if first == "checkpoints":
-                    steps.setdefault(rest.partition("/")[0], {})[rest.partition("/")[2]] = key
+                if match := _IN_CHECKPOINT.fullmatch(name):
+                    steps.setdefault(match[1], {})[match[2]] = key
                 else:
+                    (self._run / name).parent.mkdir(exist_ok=True)
                     write_atomic(self._run / name, lambda file, key=key: file.write(self._read(key)))  # type: ignore[misc]
-            folder = self._run / "checkpoints"
-            lacking = {step: files for step, files in sorted(steps.items()) if not (folder / step).exists()}
+            lacking = {step: files for step, files in sorted(steps.items()) if not (self._run / step).exists()}
             total = sum(key[1] for files in lacking.values() for key in files.values())
             self._progress.say(f"copying step {version.step:,} from {self._store}")
             self._progress.start("copy from the mirror", total, "bytes")
             for step, files in lacking.items():
-                with working_directory(folder / step, ()) as temporary, ThreadPoolExecutor(_THREADS) as pool:
+                with working_directory(self._run / step, ()) as temporary, ThreadPoolExecutor(_THREADS) as pool:
                     list(pool.map(lambda item: self._download(temporary / item[0], item[1]), files.items()))
-                    rename_directory(temporary, folder / step)
+                    rename_directory(temporary, self._run / step)
             self._progress.finish()
 
     def _read(self, key: Key) -> bytes:
@@ -348,7 +351,7 @@ class RunMirror:
         """Lock the checkpoints, and return name -> path or content of all files, and state file -> inode."""
         files: dict[str, Path | bytes] = {}
         states = {}
-        for path in checkpoint.list_checkpoints(self._run / "checkpoints"):
+        for path in chain.from_iterable(checkpoint.list_checkpoints(self._run / name) for name in _CHECKPOINTS):
             with suppress(CheckpointError, OSError):  # it is being removed
                 stack.enter_context(checkpoint.locked(path))
                 states[path / checkpoint.STATE] = os.stat(path / checkpoint.STATE).st_ino

@@ -24,6 +24,7 @@ from stratarec.config.validate import first_difference
 from stratarec.data.dataset.compatibility import feature_difference, input_difference
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import MANIFEST
+from stratarec.data.splits import SPLITS
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
@@ -91,6 +92,10 @@ class TrainedModel:
     """Placement of the tables; None if all tables are simply float32 in DRAM."""
     resources: ExitStack
     """Locks, memory and files that `close` releases."""
+    trained_splits: tuple[str, ...]
+    """Splits of the data set on which the model was trained; empty if the model was trained on another data set."""
+    is_refitted: bool
+    """Whether the model was trained on validation and test samples, too (`train.refit`)."""
     period: int = 0
     """Number of the last period of `stratarec continue`; 0 if there is none."""
 
@@ -109,6 +114,8 @@ class TrainedModel:
         step = step_of(self.checkpoint.name)
         if self.period:
             return f"period {self.period:,}, step {step:,} of it"
+        if self.is_refitted:
+            return f"step {step:,} of the refit, which trained on validation and test samples, too"
         label = METRICS[self.recipe.train.early_stopping.metric].label
         return f"step {step:,}, the {f'best by validation {label}' if self.validated else 'last one'}"
 
@@ -125,9 +132,9 @@ class TrainedModel:
 
 def open_run(
     path: str | Path, data: str | Path | None = None, *, same_samples: bool = True, mesh: Mesh | None = None,
-    device: str | None = "cpu",
+    device: str | None = "cpu", tested: bool = False,
 ) -> TrainedModel:  # fmt: skip
-    """Open the model of a run: of its last period, or, if it was not continued, the model of the final test.
+    """Open the model of a run: of its last period, or, if it was not continued, of the refit or of the final test.
 
     If the run has no result yet, the best checkpoint so far is opened, or without evaluations the last one.
 
@@ -141,6 +148,8 @@ def open_run(
         Processes that open the model together; by default only this one.
     device : str or None
         Device of the network, and of the rows if they were trained in GPU memory. None means the device of training.
+    tested : bool
+        Whether to open the model of the final test even if the run was refitted or continued.
 
     Raises
     ------
@@ -149,14 +158,14 @@ def open_run(
     """
     path, mesh = Path(path), mesh or Mesh.alone()
     require_run(path)
-    folder, number = periods.latest(path) or path, 0
+    folder, number = (None if tested else periods.latest(path)) or path, 0
     maps: tuple[LogitMap, ...] = ()
     with ExitStack() as stack:
-        if folder == path:
-            recipe = read_recipe(path)
-            chosen = lock_chosen_checkpoint(path, recipe, stack)
-            result = read_result(path)
-            if result is not None and result.checkpoint == chosen.name:
+        if folder == path:  # no period
+            chosen = lock_chosen_checkpoint(path, stack, tested=tested)
+            result, folder = read_result(path), chosen.parents[1]
+            recipe = read_recipe(folder)
+            if result is not None and chosen in (result.tested(path), result.served(path)):
                 maps = result.calibration
         else:
             chosen = periods.only_checkpoint(folder)
@@ -182,15 +191,15 @@ def require_run(path: Path) -> None:
 _TRIES = 10
 
 
-def lock_chosen_checkpoint(path: Path, recipe: Recipe, stack: ExitStack) -> Path:
-    """Choose a checkpoint as `open_run` does, lock it until `stack` is closed, and return it.
+def lock_chosen_checkpoint(path: Path, stack: ExitStack, *, tested: bool) -> Path:
+    """Choose a checkpoint of a run without periods as `open_run` does, lock it until `stack` is closed, and return it.
 
     The run may still be training.
     """
     for tries in range(_TRIES):
         once_more = tries < _TRIES - 1
         try:
-            chosen = _chosen_checkpoint(path, recipe)
+            chosen = _chosen_checkpoint(path, tested=tested)
             stack.enter_context(checkpoint.locked(chosen))
         except CheckpointError:
             if not once_more:
@@ -217,11 +226,13 @@ def _open(
         if maps:
             model.network.calibration = Calibration(maps).to(device)
         resources = stack.pop_all()
+    is_refitted = training.phase == "refit"
+    trained_splits = () if dataset.fingerprint != stored["dataset"] else SPLITS if is_refitted else SPLITS[:1]
     best_entry = best(training.evaluations, recipe.train.early_stopping)
     validated = best_entry is not None and best_entry["step"] == training.step
     return TrainedModel(
         recipe=recipe, dataset=dataset, model=model, checkpoint=chosen, validated=validated, mesh=mesh, maps=maps,
-        plan=plan, resources=resources,
+        plan=plan, resources=resources, trained_splits=trained_splits, is_refitted=is_refitted,
     )  # fmt: skip
 
 
@@ -271,11 +282,11 @@ def _open_data(run: Path, recipe: Recipe, data: str | Path | None) -> Dataset:
     return Dataset.open(recipe.data.path if data is None else data, verify="used")
 
 
-def _chosen_checkpoint(path: Path, recipe: Recipe) -> Path:
-    """Return the checkpoint of the final test, or before it the best one so far, or without evaluations the last."""
-    result = read_result(path)
+def _chosen_checkpoint(path: Path, *, tested: bool) -> Path:
+    """Return the checkpoint of the result, or before it the best one so far, or without evaluations the last one."""
+    result, recipe = read_result(path), read_recipe(path)
     if result is not None:
-        return path / "checkpoints" / result.checkpoint
+        return result.tested(path) if tested else result.served(path)
     checkpoints = checkpoint.list_checkpoints(path / "checkpoints")
     if not checkpoints:
         raise CheckpointError(f"{path} has no checkpoint yet")
@@ -319,7 +330,8 @@ def open_warm_start(
     require_run(earlier)
     with ExitStack() as stack:
         recipe = read_recipe(earlier)
-        chosen = lock_chosen_checkpoint(earlier, recipe, stack)
+        # Samples of the earlier run's test may be in the new run's test, too.
+        chosen = lock_chosen_checkpoint(earlier, stack, tested=True)
         mesh.check_same({"--from": str(chosen)})
         stored, train = checkpoint.read_state(chosen)["identity"], recipe.train
         _check_same_model(earlier, identity, stored["model"], train)

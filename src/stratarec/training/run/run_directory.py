@@ -4,6 +4,7 @@ stratarec.json    marker of a run
 recipe.json       recipe with all defaults filled in
 plan.json         placement of the tables, if there is one
 checkpoints/      one directory per checkpoint
+refit/            checkpoints, recipe and plan of the second phase, if `train.refit` asks for it
 tensorboard/      curves
 result.json       result of the final test; report.html shows it
 trace.json        trace of some steps, if `train.trace` asks for it
@@ -53,11 +54,13 @@ REPORT = "report.html"
 TRACE = "trace.json"
 FILES = "files.json"
 MIRROR = "mirror.json"
+REFIT = "refit"
 RUN = DirectoryKind(
     name="run",
     field="train.run",
     content=(
-        RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, REPORT, TRACE, FILES, MIRROR, "predictions-*.parquet",
+        RECIPE, PLAN, "checkpoints", REFIT, "tensorboard", RESULT, REPORT, TRACE, FILES, MIRROR,
+        "predictions-*.parquet",
         "explanation.html", "export", "export.delta", "periods",
     ),
 )  # fmt: skip
@@ -116,7 +119,7 @@ class RunDirectory:
         is_new = not self.path.exists()
         with ExitStack() as stack:
             earlier = directory_state(self.path, RUN) == "ours"
-            for part in (self.checkpoints, self.path / "tensorboard"):
+            for part in (self.checkpoints, self.path / REFIT, self.path / "tensorboard"):
                 if part.is_symlink():  # it may lead to another run, and pruning would then remove that run's files
                     raise StorageError(f"{part} is a link, expected a directory: name the run's own place in train.run")
             if earlier:
@@ -213,6 +216,16 @@ class RankFigures(Model):
     peak_rss_bytes: Count
 
 
+class RefitResult(Model):
+    """The second phase of a run, if `train.refit` asked for it."""
+
+    checkpoint: Annotated[str, pydantic.Field(pattern=f"^{STEP_NAME}$")]
+    """Name of the checkpoint that is used, in ``refit/checkpoints``."""
+    steps: Count
+    samples: Count
+    """Number of samples in the pass of this phase."""
+
+
 class Result(Model):
     """Content of ``result.json``: metrics of the final test, speed and memory."""
 
@@ -248,6 +261,17 @@ class Result(Model):
     """Text that describes how rows were exchanged, for a model with towers."""
     sharing: str = ""
     """Text that describes how the run shared its cores with other processes; empty if it did not."""
+    refit: RefitResult | None = None
+    """Training on validation and test samples after the test; None if there was none. All metrics are of the model
+    before."""
+
+    def tested(self, run: Path) -> Path:
+        """Return the checkpoint that was tested."""
+        return run / "checkpoints" / self.checkpoint
+
+    def served(self, run: Path) -> Path:
+        """Return the checkpoint that is used: the tested one, or that of the refit."""
+        return self.tested(run) if self.refit is None else run / REFIT / "checkpoints" / self.refit.checkpoint
 
 
 class RunFiles(Model):

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from stratarec.models.metrics import goodness
 from stratarec.recipe.train_section import EarlyStoppingConfig, PlateauConfig
 
 Evaluation = Mapping[str, Any]
+Phase = Literal["train", "refit"]
 _SMOOTHING = 0.98
 
 
@@ -22,7 +23,12 @@ _SMOOTHING = 0.98
 class TrainingState:
     """Position, curves and evaluations of a run. Every checkpoint contains this state."""
 
+    phase: Phase = "train"
+    """``refit`` while a tested model is trained on validation and test samples, too."""
+    base: str = ""
+    """Hash of ``state.json`` of the tested checkpoint from which a refit starts."""
     step: int = 0
+    """Number of steps of the phase so far."""
     epoch: int = 0
     batch: int = 0
     smoothed_loss: float = 0.0

@@ -61,7 +61,8 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     request : mapping
         ``train_rows``, ``train_label``, ``train_weight`` and the same for ``valid``; ``codes``, the number of the first
         columns that are codes, and as many last columns are click rates; ``sets``, the codes that are categorical;
-        ``num_leaves``, ``seed``, and ``seconds``, the limit.
+        ``num_leaves``, ``seed``, and ``seconds``, the limit; ``rounds``, the number of trees of each member if there is
+        no ``valid``.
     """
     import lightgbm
 
@@ -69,14 +70,17 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     width = request["train_rows"].shape[1]
     parts = {"codes": slice(0, width - codes), "rates": slice(codes, width), "both": slice(0, width)}
     train, valid = (
-        [request[f"{split}_{name}"] for name in ("rows", "label", "weight")] for split in ("train", "valid")
+        [request[f"{split}_{name}"] for name in ("rows", "label", "weight") if f"{split}_{name}" in request]
+        for split in ("train", "valid")
     )
 
-    def data_of(inputs: str) -> tuple[lightgbm.Dataset, lightgbm.Dataset]:
-        rows, seen = train[0][:, parts[inputs]], valid[0][:, parts[inputs]]
+    def data_of(inputs: str) -> tuple[lightgbm.Dataset, lightgbm.Dataset | None]:
+        rows = train[0][:, parts[inputs]]
         sets = [] if inputs == "rates" else request["sets"].tolist()
         data = lightgbm.Dataset(rows, train[1], weight=train[2], categorical_feature=sets)
-        return data, lightgbm.Dataset(seen, valid[1], weight=valid[2], reference=data)
+        if not valid:
+            return data, None
+        return data, lightgbm.Dataset(valid[0][:, parts[inputs]], valid[1], weight=valid[2], reference=data)
 
     def fit_members(numbers: range) -> list[tuple[bytes, bool]]:
         data = {inputs: data_of(inputs) for inputs in dict.fromkeys(MEMBERS[number].inputs for number in numbers)}
@@ -85,8 +89,12 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
             inputs, settings = MEMBERS[number]
             fixed = {"num_leaves": int(request["num_leaves"]), "seed": int(request["seed"]) + number}
             booster = lightgbm.Booster({**_SETTINGS, **settings, **fixed}, data[inputs][0])
-            booster.add_valid(data[inputs][1], "valid")
-            count, is_limited = _grow(booster, began + limit * place / len(numbers))
+            most, held_out = None, data[inputs][1]
+            if held_out is None:
+                most = int(request["rounds"][number])
+            else:
+                booster.add_valid(held_out, "valid")
+            count, is_limited = _grow(booster, began + limit * place / len(numbers), most)
             text = booster.model_to_string(num_iteration=count) if count else ""
             fitted.append((text.encode(), is_limited))
         return fitted
@@ -98,19 +106,20 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return {"models": np.array(models), "limited": np.array(limited)}
 
 
-def _grow(booster: Any, deadline: float) -> tuple[int, bool]:
-    """Add trees until validation no longer improves or `deadline`, a time of `time.monotonic`, has passed.
+def _grow(booster: Any, deadline: float, most: int | None) -> tuple[int, bool]:
+    """Add trees until there are `most`, or until validation no longer improves if `most` is None.
 
-    Return the number of trees with the lowest validation loss, and whether the deadline ended the work.
+    The work ends at `deadline`, a time of `time.monotonic`. Return the number of trees to keep (with the lowest
+    validation loss), and whether the deadline ended the work.
     """
     least, best, trees = np.inf, 0, 0
-    while trees - best < _PATIENCE:
+    while trees - best < _PATIENCE if most is None else trees < most:
         if time.monotonic() > deadline:
             return best, True
         if booster.update():  # no leaf can be split
             break
         trees += 1
-        loss = booster.eval_valid()[0][2]
+        loss = booster.eval_valid()[0][2] if most is None else -trees
         if loss < least:
             least, best = loss, trees
     return best, False

@@ -49,14 +49,19 @@ class TreeFit:
     trees : TreeMembers
     dataset : Dataset
     config : TrainConfig
+    growth : float
+        If positive, the trees are fitted anew to more samples, without validation. Each member gets this multiple of
+        the number of trees that it has.
     """
 
-    def __init__(self, trees: TreeMembers, dataset: Dataset, config: TrainConfig) -> None:
+    def __init__(self, trees: TreeMembers, dataset: Dataset, config: TrainConfig, *, growth: float = 0.0) -> None:
         self._trees, self._reason, self._seconds = trees, "", config.tree_seconds
         self._process: subprocess.Popen[bytes] | None = None
-        for split, name in (("train", "training"), ("valid", "validation")):
+        read = ("train",) if growth else ("train", "valid")
+        for split in read:
             count = dataset.label_counts(split)[dataset.schema.label_column]
             if not 0 < count.positives < count.known:
+                name = "training" if split == "train" else "validation"
                 self._reason = f"the {name} split has no samples of one of the classes"
                 return
         (positive,) = config.class_weights(dataset.schema.label_columns)
@@ -70,20 +75,22 @@ class TreeFit:
             for place, feature in enumerate(dataset.schema.sparse)
             if feature.kind == "single" and tables[feature.vocabulary] < CATEGORIES
         ]
+        counts = trees.counts
         rated = min(max(tables.values(), default=0) + 1, RATED)
         trees.resize(TreeSizes(rated=rated))
         _fit_rates(trees, *train, config.seed)
         # Files, because a pipe would make this process wait until the other one reads.
         with storage_errors(Path(gettempdir())), TemporaryFile() as file:
             self._output, self._errors = TemporaryFile(), TemporaryFile()  # noqa: SIM115
-            splits = {"train": train, "valid": _read(trees, dataset, "valid", positive)}
+            # After the rates are set, because they are columns of what is read.
+            splits = {"train": train} | {split: _read(trees, dataset, split, positive) for split in read[1:]}
             parts = ("rows", "label", "weight")
             arrays: dict[str, Any] = {
                 f"{split}_{name}": array for split in splits for name, array in zip(parts, splits[split], strict=True)
             }
             np.savez(
                 file, **arrays, sets=np.array(sets, np.int64), codes=len(trees.features), seed=config.seed,
-                num_leaves=LEAVES, seconds=config.tree_seconds,
+                num_leaves=LEAVES, seconds=config.tree_seconds, rounds=np.rint(growth * counts).astype(np.int64),
             )  # fmt: skip
             file.seek(0)
             environment = {

@@ -1,0 +1,245 @@
+"""Test `train.refit`: the second phase of a run, which trains the tested model on validation and test samples, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from training.test_trees import log, make_recipe
+
+from errors import refuses
+from recipes import agreeing_scores, assert_same_model, start, tiny, train
+from stratarec.cli import main
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader
+from stratarec.data.prepare.prepare import prepare
+from stratarec.data.splits import SPLITS
+from stratarec.distributed.mesh import Mesh
+from stratarec.errors import ConfigError, Interrupted
+from stratarec.estimator.click_model import ClickModel
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe, with_values
+from stratarec.training import checkpoint
+from stratarec.training.build import new_model
+from stratarec.training.continual.chain import revert
+from stratarec.training.continual.continual_run import continue_run
+from stratarec.training.resolve import check_refit, resolve
+from stratarec.training.run.open_run import open_run
+from stratarec.training.run.run_directory import read_recipe, read_result, write_result
+from stratarec.training.steps.step import Stages, loader_config
+from stratarec.training.torch_setup import build_optimizer
+from stratarec.training.trainer import Trainer
+
+CONFIG: dict[str, Any] = {"epochs": 1, "refit": True, "average": {"decay": 0.9}}
+SCHEDULE = {"learning_rate": 0.01, "schedule": {"kind": "polynomial"}}
+
+
+def recipe_of(root: Path, data: Path, **changes: Any) -> Recipe:
+    content = with_values(tiny(data, **{**CONFIG, "dense": SCHEDULE, **changes}), {"train.run": str(root / "run")})
+    return Recipe.from_dict(content)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("refit")
+    prepare(Recipe.from_dict(tiny(root)).data)
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(recipe_of(tmp_path_factory.mktemp("whole"), data)).run
+
+
+def served(run: Path) -> Path:
+    result = read_result(run)
+    assert result is not None
+    return result.served(run)
+
+
+class At(SilentProgress):
+    """Calls a function at one step of the refit."""
+
+    def __init__(self, step: int, call: Callable[[], None]) -> None:
+        self._step, self._call, self._left = step, call, 0
+
+    def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
+        self._left = self._step if task == "refit" else 0
+
+    def advance(self, amount: int, note: str = "") -> None:
+        self._left -= 1
+        if not self._left:
+            self._call()
+
+
+def crash() -> None:
+    raise OSError("the process ends here")
+
+
+def test_the_phase_continues_the_tested_model_on_the_held_out_samples(run: Path, data: Path, tmp_path: Path) -> None:
+    plain = train(recipe_of(tmp_path, data, refit=False)).run
+    result, other = read_result(run), read_result(plain)
+    assert result is not None
+    assert result.refit is not None
+    assert other is not None
+    assert (result.test, result.checkpoint) == (other.test, other.checkpoint)
+    assert_same_model(result.tested(run), other.served(plain))
+    dataset = Dataset.open(data / "data")
+    assert result.refit.samples == dataset.samples("valid") + dataset.samples("test")
+    # The same steps without a loop.
+    recipe = read_recipe(run / "refit")
+    assert recipe.train.dense.schedule.total_steps == result.refit.steps
+    model = new_model(recipe, dataset, None, "reference")
+    optimizer, loader = build_optimizer(recipe.train.dense, model.network), loader_config(recipe.train)
+    stages = Stages(model, optimizer, recipe.train, Loader(dataset.joined(("valid", "test")), "train", loader))
+    checkpoint.continue_from(result.tested(run), model, optimizer, stages.average, read_recipe(run).train.embedding)
+    stages.earlier = int(result.checkpoint.removeprefix("step-"))
+    for step, batch in enumerate(stages.read(0, 0)):
+        stages.train(step, batch)
+    with stages.average.shown():
+        state = {"step": step + 1, "training": checkpoint.read_state(served(run))["training"], "identity": {}}
+        state["identity"] = checkpoint.read_state(served(run))["identity"]
+        tensors = {**checkpoint.optimizer_tensors(optimizer), **checkpoint.average_tensors(stages.average)}
+        expected = checkpoint.save(tmp_path / "by-hand", model=model, optimizer=tensors, state=state, previous=None)
+    names = ("network.safetensors",)
+    assert all((expected / name).read_bytes() == (served(run) / name).read_bytes() for name in names)
+    model.embeddings.close()
+
+
+@pytest.mark.parametrize("step", [1, 10], ids=["before a checkpoint", "after a checkpoint"])
+def test_a_process_that_ended_in_the_phase_resumes_to_the_same_bits(
+    run: Path, data: Path, tmp_path: Path, step: int
+) -> None:
+    recipe = recipe_of(tmp_path, data)
+    with pytest.raises(OSError, match="ends here"):
+        train(recipe, progress=At(step, crash))
+    unfinished = read_result(recipe.run)
+    assert unfinished is not None
+    assert unfinished.refit is None
+    with open_run(recipe.run) as trained:  # until the phase has ended, the tested model is used
+        assert trained.checkpoint == unfinished.tested(recipe.run)
+    train(recipe, resume=True)
+    assert_same_model(served(recipe.run), served(run))
+    result = read_result(recipe.run)
+    assert result is not None
+    # Killed after the last checkpoint of the phase, before the result.
+    write_result(recipe.run, result.model_dump(mode="json", exclude_unset=True, exclude={"format", "refit"}))
+    train(recipe, resume=True)
+    assert_same_model(served(recipe.run), served(run))
+    assert read_result(recipe.run) == result
+
+
+def test_ctrl_c_writes_a_checkpoint_of_the_phase(run: Path, data: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, data, checkpoint={"every_minutes": 0})
+    with pytest.raises(Interrupted, match="refit"):
+        train(recipe, progress=At(3, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    (stopped,) = checkpoint.list_checkpoints(recipe.run / "refit" / "checkpoints")
+    assert checkpoint.read_state(stopped)["training"]["phase"] == "refit"
+    train(recipe, resume=True)
+    assert_same_model(served(recipe.run), served(run))
+
+
+@pytest.mark.slow
+def test_a_killed_process_resumes_to_the_same_bits(run: Path, data: Path, tmp_path: Path) -> None:
+    path, recipe = tmp_path / "recipe.json", recipe_of(tmp_path, data)
+    path.write_text(json.dumps(recipe.to_dict()))
+    child = start(path)
+    while child.poll() is None and not checkpoint.list_checkpoints(recipe.run / "refit" / "checkpoints"):
+        pass
+    child.kill()
+    child.communicate()
+    assert start(path).wait() == 0
+    assert_same_model(served(recipe.run), served(run))
+
+
+def test_a_finished_run_is_refitted_later_and_again_when_it_gets_more_steps(
+    run: Path, data: Path, tmp_path: Path
+) -> None:
+    train(recipe_of(tmp_path, data, refit=False))
+    later = train(recipe_of(tmp_path, data), resume=True).run
+    assert_same_model(served(later), served(run))
+    # With constant schedules, a longer run continues a shorter one.
+    constant = {"dense": {"learning_rate": 0.01}, "average": {"decay": 0.0}}
+    train(recipe_of(tmp_path / "short", data, **constant))
+    longer = train(recipe_of(tmp_path / "short", data, **constant, epochs=2), resume=True).run
+    at_once = train(recipe_of(tmp_path / "long", data, **constant, epochs=2)).run
+    assert_same_model(served(longer), served(at_once))
+    result = read_result(longer)
+    assert result is not None
+    assert result.refit is not None
+    assert result.refit.samples == sum(map(Dataset.open(data / "data").samples, SPLITS))
+
+
+def test_commands_say_what_the_model_has_seen(run: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["evaluate", str(run), "--split", "test", "--json"])
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["test"]["trained"]
+    assert "refit" in seen["model"]
+    main(["evaluate", str(run), "--split", "valid"])
+    assert "trained on the valid split" in capsys.readouterr().out
+    main(["check", str(run)])
+    assert f"refit, {served(run).name}: " in capsys.readouterr().out
+    with open_run(run, tested=True) as trained:
+        assert trained.trained_splits == ("train",)
+
+
+def test_a_new_run_starts_from_the_tested_model(run: Path, data: Path, tmp_path: Path) -> None:
+    starts = []
+    for name, earlier in (("refitted", run), ("plain", train(recipe_of(tmp_path, data, refit=False)).run)):
+        recipe = recipe_of(tmp_path / name, data, refit=False, max_steps=1)
+        Trainer(recipe, Dataset.open(data / "data")).train(earlier=earlier)
+        starts.append(recipe.run / "checkpoints" / "step-00000001")
+    assert_same_model(*starts)
+
+
+def test_an_ensemble_is_refitted_with_more_trees_and_has_the_same_scores_everywhere(tmp_path: Path) -> None:
+    frame = log(tmp_path / "log.parquet")
+    recipe = make_recipe(tmp_path, refit=True, epochs=3)
+    dataset = prepare(recipe.data)
+    with pytest.raises(OSError, match="ends here"):
+        train(recipe, progress=At(2, crash))
+    run = train(recipe, resume=True).run
+    whole = Recipe.from_dict(with_values(recipe.to_dict(), {"train.run": str(tmp_path / "whole")}))
+    assert_same_model(served(train(whole).run), served(run))
+    counts = []
+    for tested in (True, False):
+        with open_run(run, tested=tested) as trained:
+            trees = trained.model.network.trees
+            assert trees is not None
+            counts.append(trees.counts)
+            weights = trained.model.network.score.out.weights.numpy()
+            assert weights[4:].sum() > 0
+    growth = len(frame) / dataset.samples("train")
+    # Fewer if no leaf can be split any more.
+    assert (counts[0] < counts[1]).all()
+    assert (counts[1] <= np.rint(growth * counts[0])).all()
+    agreeing_scores(run, tmp_path / "log.parquet", tmp_path, rtol=1e-6)
+    # A period continues the refitted model, and its removal restores it.
+    log(tmp_path / "later.parquet", 300, seed=6)
+    list(continue_run(run, [str(tmp_path / "later.parquet")], SilentProgress()))
+    revert(run)
+    with open_run(run) as trained:
+        assert trained.checkpoint == served(run)
+    main(["evaluate", str(run), str(tmp_path / "log.parquet")])
+
+
+def test_an_estimator_is_refitted_unless_validation_samples_are_passed(tmp_path: Path) -> None:
+    frame = log(tmp_path / "log.parquet", 400)
+    recipe = with_values(make_recipe(tmp_path, refit=True, epochs=1).to_dict(), {"model.trees": False})
+    assert "refit" in ClickModel(recipe).fit(frame, label="label").result_
+    assert "refit" not in ClickModel(recipe).fit(frame, label="label", valid=frame[:100]).result_
+
+
+def test_impossible_refits_are_refused(data: Path, tmp_path: Path) -> None:
+    dataset = Dataset.open(data / "data")
+    with refuses(ConfigError, "train.refit"):
+        resolve(recipe_of(tmp_path, data), dataset.joined(("train",)), Mesh.alone())
+    with_negatives = with_values(recipe_of(tmp_path, data).to_dict(), {"data.split.negatives": 0.5})
+    with refuses(ConfigError, "train.refit data.split.negatives"):
+        check_refit(Recipe.from_dict(with_negatives), dataset)
