@@ -151,7 +151,7 @@ class Dataset:
 
     @property
     def odd_split(self) -> str:
-        """What to check if the share of positive samples of a split by time changes by a factor of two; empty if not.
+        """Advice if the share of positive samples of a split by time changes by a factor of two; empty if not.
 
         A log whose times were read with a wrong format is divided at random places, often by season or hour.
         """

@@ -124,7 +124,7 @@ class Refit(Phase):
         return None if found is None else Path(found)
 
     def _begin(self, stack: ExitStack) -> None:
-        """Load the tested model, start to fit its trees anew, and write the recipe and the plan of the phase."""
+        """Load the tested model, start to fit its trees again, and write the recipe and the plan of the phase."""
         self.checkpoints.continue_from(self._tested, self._rows)
         self.state.threads = self.threads.threads
         self.mesh.first(lambda: write_recipe(self.folder.parent, self.recipe))

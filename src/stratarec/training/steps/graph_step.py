@@ -110,7 +110,7 @@ class StepInputs:
 
 
 def copied(inputs: StepInputs) -> StepInputs:
-    """Return a copy of a batch in memory of its own."""
+    """Return a copy of a batch in new memory."""
     words = inputs.words.clone()
     dense, *targets, numbers = _Layout.of([inputs.dense, *inputs.targets, inputs.numbers]).views(words)
     return StepInputs(
@@ -221,7 +221,7 @@ class GraphStep:
         self._captures = self._device.type == "cuda" and can_be_captured(self._network)
         self._graphs: dict[Any, _Graph | None] = {}
         self.refusal = ""
-        """Why the run goes on without a graph; empty if it has one or needs none."""
+        """Reason for training without a graph; empty if there is a graph or none is needed."""
 
     def train(
         self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
