@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import select
 import shutil
+import subprocess
+import sys
+import tempfile
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,23 +23,30 @@ import torch
 from training.test_members import of_log
 from training.test_no_signal import assert_chance
 
-from errors import refuses
-from recipes import agreeing_scores, assert_same_model, last, train
+from errors import missing, refuses
+from recipes import agreeing_scores, assert_same_model, fill_disk, last, train
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed.mesh import Mesh
-from stratarec.errors import ConfigError, TrainingError
+from stratarec.errors import ConfigError, ExportError, StorageError, TrainingError
 from stratarec.estimator.click_model import ClickModel
-from stratarec.io.tensors import read_tensors
+from stratarec.io.sealed import write_sealed
+from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models.zoo.trees import RATED, TreeMembers, TreeSizes
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
+from stratarec.serving.export_manifest import DeltaManifest, ExportedFile, ExportManifest
+from stratarec.serving.exported_model import ExportedModel
 from stratarec.serving.scorer import Scorer
+from stratarec.training import checkpoint
+from stratarec.training.export.export import export, files_of
+from stratarec.training.export.write_delta import write_delta
 from stratarec.training.resolve import choose_defaults, resolve
+from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
 from stratarec.training.steps.tree_process import _grow, fit
-from stratarec.training.steps.trees import _fit_rates, read_models
+from stratarec.training.steps.trees import TreeFit, _fit_rates, read_models
 from stratarec.training.trainer import Trainer
 
 NODES, WEIGHTS = "score.trees.nodes", "score.out.weights"
@@ -173,28 +187,87 @@ def test_a_continued_run_keeps_its_trees(home: Path, tmp_path: Path, capsys: pyt
     assert "model.trees" in capsys.readouterr().err
 
 
-def test_the_click_rate_of_a_forgotten_value_is_removed(home: Path, tmp_path: Path) -> None:
-    trainer = train(make_recipe(home, run=str(tmp_path / "run")))
+def test_the_click_rate_of_a_forgotten_value_is_removed_for_good(home: Path, tmp_path: Path) -> None:
+    """Also from the optimizer's file, and if the first data set and checkpoints are deleted afterwards."""
+    shutil.copytree(home, tmp_path / "home")
+    log(tmp_path / "later.parquet", seed=6)
+    trainer = train(make_recipe(tmp_path / "home", run=str(tmp_path / "run"), average={"decay": 0.9}))
     pl.DataFrame({"item": ["i3"]}).write_csv(tmp_path / "values.csv")
-    assert main(["forget", str(trainer.run), str(tmp_path / "values.csv")]) == 0
-    with open_run(trainer.run) as trained:
-        rates = trained.model.network.state_dict()["score.trees.rates"].clone()
+    assert main(["forget", "-q", str(trainer.run), str(tmp_path / "values.csv")]) == 0
+    stored = checkpoint.load(periods.only_checkpoint(periods.of_number(trainer.run, 1)))
+    rates = stored.network["score.trees.rates"]
+    assert torch.equal(stored.optimizer["weights/score.trees.rates"], rates)
     assert trainer.model.network.trees is not None
     before = trainer.model.network.trees.rates
     ((place, code),) = (rates != before).nonzero().tolist()
     assert (place, rates[place, code]) == (0, 0)
     clicks = pl.read_parquet(home / "log.parquet").filter(pl.col("item") == "i3")["label"].mean()
     assert before[place, code] == pytest.approx(clicks, abs=0.1)
+    shutil.rmtree(tmp_path / "home" / "data")
+    shutil.rmtree(trainer.run / "checkpoints")
+    assert main(["check", "-q", str(trainer.run)]) == 0
+    assert main(["continue", "-q", str(trainer.run), str(tmp_path / "later.parquet")]) == 0
+    with open_run(trainer.run) as trained:
+        assert torch.equal(trained.model.network.state_dict()["score.trees.rates"], rates)
+    pl.DataFrame({"item": ["i4"]}).write_csv(tmp_path / "values.csv")
+    assert main(["forget", "-q", str(trainer.run), str(tmp_path / "values.csv")]) == 0
 
 
-@pytest.mark.parametrize("place", [(0, 5.0), (0, -7.0), (2, 0.0), (2, 99.0), (2, -90.0), (0, 1e30)])
-def test_invalid_trees_terminate_and_are_refused(home: Path, tmp_path: Path, place: tuple[int, float]) -> None:
-    trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=1))
-    trees = trainer.model.network.trees
-    assert trees is not None
-    trees.nodes[0, place[0]] = place[1]
-    trees.nodes[0, 3] = trees.nodes[0, 2]
-    assert "nodes" in trees.fault()
+@pytest.mark.parametrize(
+    ("array", "place", "value"),
+    [
+        *(("nodes", (0, place), value) for place, value in ((0, 5), (0, -7), (0, 0.5), (0, 1e30), (1, 1), (1, 0.5))),
+        *(("nodes", (0, 2), value) for value in (0, 0.5, 99, -90)),
+        *(("sets", (0, 3), value) for value in (-1, 65536, 0.5)),
+        *(("trees", (0, place), value) for place, value in ((0, 5), (0, 0.5), (1, 0), (1, 2), (1, 0.5))),
+        ("rates", (0, 0), 2),
+    ],
+)
+def test_invalid_trees_have_a_fault(array: str, place: tuple[int, int], value: float) -> None:
+    trees = TreeMembers()
+    trees.set_features((("item", False),), 1)
+    trees.resize(TreeSizes(trees=1, nodes=1, sets=1))
+    trees.trees[0], trees.nodes[0] = torch.tensor([4.0, 1]), torch.tensor([-1.0, 0, -1, -2])
+    assert not trees.fault()
+    trees.nodes = trees.nodes.clone()
+    getattr(trees, array)[place] = value
+    assert trees.fault()
+
+
+def test_damaged_trees_are_refused_by_every_reader(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files have the right hashes, and their numbers are finite."""
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # imports ignore an entry that is no text
+    trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=3))
+    assert trainer.model.network.trees is not None
+    assert trainer.model.network.trees.counts.all()
+    with open_run(trainer.run) as trained:
+        export(trained, tmp_path / "export")
+    scorer = Scorer.open(tmp_path / "export")
+    frame = pl.read_parquet(home / "log.parquet")
+    scores, manifest = scorer.score(frame), ExportManifest.read(tmp_path / "export")
+    delta = tmp_path / "delta"
+    assert write_delta(ExportedModel.open(tmp_path / "export"), tmp_path / "export", delta) == 0
+
+    def damaged(folder: Path) -> dict[str, ExportedFile]:
+        tensors = {name: tensor.clone() for name, tensor in read_tensors(folder / "network.safetensors").items()}
+        tensors[NODES][0, 2] = 99
+        write_tensors(folder / "network.safetensors", tensors)
+        name = "manifest.json" if folder != delta else "delta.json"
+        return {path: each for path, each in files_of(folder).items() if path != name}
+
+    manifest.model_copy(update={"files": damaged(tmp_path / "export")}).write(tmp_path / "export")
+    with refuses(ExportError, "score.trees nodes"):
+        Scorer.open(tmp_path / "export")
+    assert main(["check", "-q", str(tmp_path / "export")]) == 2
+    content, files = DeltaManifest.read(delta), damaged(delta)
+    of_export = content.manifest.files | {"network.safetensors": files["network.safetensors"]}
+    later = content.manifest.model_copy(update={"files": of_export})
+    content = content.model_copy(update={"files": files, "manifest": later})
+    write_sealed(delta / "delta.json", content.to_dict())
+    with refuses(ExportError, "score.trees nodes"):
+        scorer.update(delta)
+    assert main(["check", "-q", str(delta)]) == 2
+    np.testing.assert_array_equal(scorer.score(frame), scores)
 
 
 def test_one_class_in_validation_gives_an_ensemble_without_trees(tmp_path: Path) -> None:
@@ -233,6 +306,88 @@ def test_several_ranks_have_no_trees(home: Path) -> None:
     assert resolve(Recipe.from_dict(content), dataset, mesh, named={"model.members": 4}).recipe.model.trees is False  # type: ignore[attr-defined]
     with refuses(ConfigError, "model.trees true 2"):
         resolve(Recipe.from_dict(content), dataset, mesh)
+
+
+def test_trees_are_ignored_with_a_message_if_members_share_weights(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
+    recipe = make_recipe(home, run=str(tmp_path / "run"), max_steps=1)
+    name = next(iter(Dataset.open(recipe.data.path).vocabularies))
+    train(replace(recipe, model=replace(recipe.model, embedding_dims={name: 4})))
+    assert any("no trees are fitted" in line and "DRAM" in line for line in lines)
+
+
+START = """
+import signal, sys
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.models.zoo.trees import TreeMembers
+from stratarec.recipe import Recipe
+from stratarec.training.steps.trees import TreeFit
+trees, recipe = TreeMembers(), Recipe.load(sys.argv[1])
+trees.set_features((("item", False), ("tags", True)), 1)
+fit = TreeFit(trees, Dataset.open(recipe.data.path), recipe.train)
+print(fit._process.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_trees_are_not_fitted_after_the_process_of_the_networks_was_killed(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "lightgbm.py").write_text("import time; time.sleep(600)")
+    (tmp_path / "recipe.yaml").write_text(json.dumps(make_recipe(home).to_dict()))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", START, str(tmp_path / "recipe.yaml")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as networks:
+        assert networks.stdout is not None
+        trees = os.pidfd_open(int(networks.stdout.readline()))
+        networks.kill()
+    try:
+        assert select.select([trees], [], [], 60)[0]
+    finally:
+        os.close(trees)
+
+
+def test_a_full_disk_is_reported_before_training(home: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    fill_disk(small_disk / "filler", 1 << 14)
+    trainer = Trainer(make_recipe(home), Dataset.open(home / "data"))
+    with refuses(StorageError, f"{small_disk} space"):
+        trainer.train()
+    assert not trainer.state.step
+
+
+def test_a_disk_that_is_full_later_does_not_matter(
+    home: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trees are not written to the disk."""
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    recipe, trees = make_recipe(home), TreeMembers()
+    trees.set_features((("item", False), ("tags", True)), 1)
+    fit = TreeFit(trees, Dataset.open(recipe.data.path), recipe.train)
+    with suppress(OSError):  # the space that the removed file of samples takes is not counted
+        fill_disk(small_disk / "filler", 0)
+    assert fit.finish(SilentProgress()) == ""
+    fit.close()
+    assert trees.counts.all()
+
+
+@pytest.mark.parametrize(
+    ("library", "message"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "-9 killed memory"),
+        ("def Dataset(*_, **__): raise MemoryError('no more')", "1 MemoryError no more"),
+    ],
+)
+def test_too_little_memory_for_trees_loses_no_step(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, message: str
+) -> None:
+    (tmp_path / "lightgbm.py").write_text(library)
+    monkeypatch.syspath_prepend(tmp_path)
+    trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=20))
+    assert not missing(message, trainer.state.may_differ[0][1])
+    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 5
+    assert main(["check", "-q", str(trainer.run)]) == 0
 
 
 def test_a_missing_library_is_named_and_gives_an_ensemble_without_trees(

@@ -70,8 +70,8 @@ class PackedTrees(NamedTuple):
 
 
 def pack_trees(arrays: TreeArrays, columns: int, members: int) -> PackedTrees | None:
-    """Pack trees for `sum_trees`, or return None if a member, node, leaf or set does not exist, or if a node or leaf
-    has several parents.
+    """Pack trees for `sum_trees`, or return None if a member, node, leaf or set does not exist, if a node or leaf has
+    several parents, or if a number that must be whole is not.
 
     Parameters
     ----------
@@ -92,20 +92,25 @@ def pack_trees(arrays: TreeArrays, columns: int, members: int) -> PackedTrees | 
 
 
 @njit(nogil=True, cache=True)
+def _is_whole(number, low, end):
+    return low <= number < end and number == np.floor(number)
+
+
+@njit(nogil=True, cache=True)
 def _pack_trees(arrays, columns, members, packed):
-    sets, end = np.float32(len(arrays.sets)), 0
+    sets, end, zero = np.float32(len(arrays.sets)), 0, np.float32(0.0)
     # Leaves to the left and to the right of each node, as bits; 0 if the node is not part of the tree.
     below = np.empty((_MOST_NODES, 2), dtype=np.int32)
     for place in range(len(arrays.sets)):
         for word in range(_SET_WORDS):
             for half in range(2 * word, 2 * word + 2):
-                if not (np.float32(0.0) <= arrays.sets[place, half] < np.float32(65536)):
+                if not _is_whole(arrays.sets[place, half], zero, np.float32(65536)):
                     return False
             low, high = int(arrays.sets[place, 2 * word]), int(arrays.sets[place, 2 * word + 1])
             packed.sets[place, word] = (low & 65535) | (high & 65535) << 16
     for t in range(len(arrays.trees)):
         member, size = arrays.trees[t]
-        if not (np.float32(0.0) <= member < members and np.float32(0.0) <= size <= np.float32(_MOST_NODES)):
+        if not (_is_whole(member, zero, members) and _is_whole(size, zero, np.float32(_MOST_NODES + 1))):
             return False
         first, inner = end, int(size)
         if first + inner > len(arrays.nodes):
@@ -117,15 +122,17 @@ def _pack_trees(arrays, columns, members, packed):
         below[0] = 1
         leaves = np.int32(0)
         for n in range(inner):
-            if not (below[n, 0] and -columns <= tree[n, 0] < columns):
+            if not (below[n, 0] and _is_whole(tree[n, 0], -columns, columns)):
                 return False
-            if tree[n, 0] < 0 and not np.float32(0.0) <= tree[n, 1] < sets:
+            if tree[n, 0] < 0 and not _is_whole(tree[n, 1], zero, sets):
                 return False
             for side in range(2):
                 child = tree[n, 2 + side]
-                if np.float32(n) < child < last and not below[int(child), 0]:
+                if not _is_whole(child, none, last):
+                    return False
+                if child > n and not below[int(child), 0]:
                     below[int(child)] = 1
-                elif none <= child < np.float32(0.0) and not (leaves >> int(-1 - child)) & 1:
+                elif child < 0 and not (leaves >> int(-1 - child)) & 1:
                     leaves |= np.int32(1 << int(-1 - child))
                 else:
                     return False

@@ -129,7 +129,7 @@ class TreeMembers(nn.Module):
     def fault(self) -> str:
         """Check values, which may come from a file; return what is wrong, or an empty string."""
         if self._pack() is None:
-            return "nodes that do not exist or have several parents"
+            return "nodes that do not exist, have several parents or are not whole numbers"
         return "" if bool(((self.rates >= 0) & (self.rates <= 1)).all()) else "click rates that are not from 0 to 1"
 
     def _pack(self) -> PackedTrees | None:

@@ -270,8 +270,10 @@ def describe(model: CTRModel, members: BestMembers | None) -> str:
     if not isinstance(model.network.score, EnsembleScore):
         return ""
     if members is None:
+        no_trees = "" if model.network.trees is None else ", and no trees are fitted"
         return (
-            "all members are used at the same step with equal weights: they share weights, or not all rows are in DRAM"
+            f"all members are used at the same step with equal weights{no_trees}: they share weights, or not all rows "
+            "are in DRAM"
         )
     size = format_bytes(sum(tensor.nbytes for tensor in members.current.values()))
     return f"each member is used at its best step by validation; the copies take {size}"

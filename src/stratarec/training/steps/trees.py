@@ -11,11 +11,13 @@ parameters are the result of simulations (`docs/log.md`).
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
@@ -56,16 +58,13 @@ class TreeFit:
 
     def __init__(self, trees: TreeMembers, dataset: Dataset, config: TrainConfig, *, growth: float = 0.0) -> None:
         self._trees, self._reason, self._seconds = trees, "", config.tree_seconds
+        self._is_required = bool(growth)
         self._process: subprocess.Popen[bytes] | None = None
-        read = ("train",) if growth else ("train", "valid")
-        for split in read:
-            count = dataset.label_counts(split)[dataset.schema.label_column]
-            if not 0 < count.positives < count.known:
-                name = "training" if split == "train" else "validation"
-                self._reason = f"the {name} split has no samples of one of the classes"
-                return
         (positive,) = config.class_weights(dataset.schema.label_columns)
         train = _read(trees, dataset, "train", positive)
+        if not _has_both_classes(*train):
+            self._reason = "the training split has no samples of one of the classes"
+            return
         if not train[0].shape[1]:
             self._reason = "there are no features"
             return
@@ -79,11 +78,15 @@ class TreeFit:
         rated = min(max(tables.values(), default=0) + 1, RATED)
         trees.resize(TreeSizes(rated=rated))
         _fit_rates(trees, *train, config.seed)
-        # Files, because a pipe would make this process wait until the other one reads.
+        splits = {"train": train}
+        if not growth:
+            splits["valid"] = _read(trees, dataset, "valid", positive)  # with click rates
+            if not _has_both_classes(*splits["valid"]):
+                trees.resize(TreeSizes())
+                self._reason = "the validation split has no samples of one of the classes"
+                return
+        # A file, because a pipe would make this process wait until the other one reads.
         with storage_errors(Path(gettempdir())), TemporaryFile() as file:
-            self._output, self._errors = TemporaryFile(), TemporaryFile()  # noqa: SIM115
-            # After the rates are set, because they are columns of what is read.
-            splits = {"train": train} | {split: _read(trees, dataset, split, positive) for split in read[1:]}
             parts = ("rows", "label", "weight")
             arrays: dict[str, Any] = {
                 f"{split}_{name}": array for split in splits for name, array in zip(parts, splits[split], strict=True)
@@ -99,14 +102,17 @@ class TreeFit:
             }
             # Ctrl-C in a terminal reaches only this process, which then waits for the trees and saves a checkpoint.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "stratarec.training.steps.tree_process"], stdin=file, stdout=self._output,
-                stderr=self._errors, start_new_session=True, env=environment,
+                [sys.executable, "-P", "-m", "stratarec.training.steps.tree_process"], stdin=file,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env=environment,
             )  # fmt: skip
+        # Read into memory by a thread, because the disk may be full when the trees are complete.
+        self._reader = ThreadPoolExecutor(1)
+        self._written = self._reader.submit(self._process.communicate)
 
     @property
     def is_running(self) -> bool:
         """Whether the process still fits trees."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and not self._written.done()
 
     def finish(self, progress: Progress) -> str:
         """Wait for the trees and store them. Report how many there are, or why there are none.
@@ -118,16 +124,10 @@ class TreeFit:
         """
         difference = ""
         if self._process is not None:
-            if self._process.poll() is None:
+            if self.is_running:
                 progress.say("waiting until LightGBM has fitted the trees of the ensemble")
-            code = self._process.wait()
-            self._errors.seek(0)
-            if code:
-                lines = self._errors.read().decode(errors="replace").split("\n")
-                raise TrainingError(f"fitting trees by LightGBM ended with {code}: {' '.join(lines[-2:])[:500]}")
-            self._output.seek(0)
-            result = np.load(self._output)
-            self._reason = str(result.get("reason", ""))
+            result, difference = self._result()
+            self._reason = difference or str(result.get("reason", ""))
             if not self._reason:
                 self._store([model.decode() for model in result["models"].tolist()])
             if limited := int(result.get("limited", np.zeros(0)).sum()):
@@ -140,6 +140,20 @@ class TreeFit:
             counts = ", ".join(f"{count:,}" for count in self._trees.counts)
             progress.say(f"members of the ensemble that are boosted trees: {counts} trees")
         return difference
+
+    def _result(self) -> tuple[Mapping[str, NDArray[Any]], str]:
+        """Return what the process wrote, or an empty mapping and the reason if it had too little memory."""
+        assert self._process is not None
+        output, errors = self._written.result()
+        if not (code := self._process.returncode):
+            return np.load(io.BytesIO(output)), ""
+        last = " ".join(errors.decode(errors="replace").split("\n")[-2:])[:500]
+        reason = f"LightGBM ended with {code}: {last or 'killed by a signal'}"
+        has_memory = code > 0 and not re.search("MemoryError|bad_alloc", reason)
+        if has_memory or self._is_required:
+            raise TrainingError(f"fitting trees by {reason.rstrip()}; model.trees=false trains without trees")
+        # No step of the networks is lost. The system sends SIGKILL to processes that need too much memory.
+        return {}, f"{reason.rstrip()} (memory was probably full)"
 
     @torch.no_grad()
     def _store(self, models: Sequence[str]) -> None:
@@ -156,9 +170,11 @@ class TreeFit:
         """End the process, if it still runs."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
-            self._output.close()
-            self._errors.close()
+            self._reader.shutdown()
+
+
+def _has_both_classes(_rows: NDArray[np.float32], label: NDArray[np.float32], weight: NDArray[np.float32]) -> bool:
+    return {0.0, 1.0} <= set(np.unique(label[weight > 0]).tolist())
 
 
 @torch.no_grad()
