@@ -430,7 +430,7 @@ class SlowBooster:
 
 
 def test_a_deadline_ends_the_growth_and_keeps_the_trees_until_then() -> None:
-    count, is_limited = _grow(SlowBooster(), time.monotonic() + 0.2)
+    count, is_limited = _grow(SlowBooster(), time.monotonic() + 0.2, None)
     assert is_limited
     assert 1 <= count <= 100
 
