@@ -154,7 +154,9 @@ def test_a_killed_process_resumes_to_the_same_bits(run: Path, data: Path, tmp_pa
         pass
     child.kill()
     child.communicate()
-    assert start(path).wait() == 0
+    child = start(path)
+    child.communicate()
+    assert child.returncode == 0
     assert_same_model(served(recipe.run), served(run))
 
 
