@@ -94,8 +94,8 @@ MISTAKES = [
     (["prepare", "r.yaml", "data.path=folder"], "folder data"),
     (["prepare", "r.yaml", "data.source.samples=10"], "data/tiny data.source.samples = 3000 10"),
     (
-        ["prepare", "r.yaml", "data.path=new", "data.source={kind: criteo, paths: ['s3://bucket/day_*.gz']}"],
-        "s3://bucket/day_*.gz s3:// s3fs",
+        ["prepare", "r.yaml", "data.path=new", "data.source={kind: criteo, paths: ['gs://bucket/day_*.gz']}"],
+        "gs://bucket/day_*.gz gs:// gcsfs",
     ),
     (
         ["prepare", "r.yaml", "data.path=new", "data.source={kind: criteo, paths: [foo://bucket/log]}"],

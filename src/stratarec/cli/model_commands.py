@@ -415,11 +415,11 @@ def export(args: argparse.Namespace) -> None:
         else:
             output = output_of(args, "export")
             place = str(output)
-        delta, delta_place = output.with_name(f"{output.name}.delta"), f"{place}.delta"
         # If an earlier call was killed between export and delta, the export exists. It is then checked and kept.
         repeated = bool(since and output.name) and (output / MANIFEST).is_file()
         if not repeated:
             check_absent(output)
+        delta, delta_place = output.with_name(f"{output.name}.delta"), f"{place}.delta"
         if since:
             check_absent(delta)
             ExportManifest.read(since)
