@@ -88,8 +88,8 @@ def command(line: str, folder: Path) -> None:
 def shorten(recipe: Path) -> None:
     """Shorten the training of a drafted recipe to a few steps without other changes."""
     text = recipe.read_text()
-    assert "\ntrain:" not in text
-    recipe.write_text(f"{text}\ntrain: {{max_steps: 40}}\n")
+    assert text.count("\ntrain:\n") == 1
+    recipe.write_text(text.replace("\ntrain:\n", "\ntrain:\n  max_steps: 40\n"))
 
 
 SHORT = """

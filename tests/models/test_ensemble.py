@@ -20,7 +20,7 @@ from stratarec.models.layers import BatchNorm, dropouts, seed_dropout
 from stratarec.models.request import Runs
 from stratarec.models.zoo.config import EnsembleConfig
 from stratarec.models.zoo.ensemble import EnsembleScore, MemberMean, PiecewiseLinear
-from stratarec.models.zoo.trees import TreeMembers
+from stratarec.models.zoo.trees import TreeMembers, TreeSizes
 from stratarec.training.steps.loss import Objective
 
 D, K, Q = 3, 10, 5
@@ -121,12 +121,13 @@ def test_a_member_drops_fields_with_their_first_order_weights() -> None:
 
 
 def test_trees_compare_numbers_ids_and_lengths_in_the_order_of_the_schema() -> None:
-    trees = TreeMembers(1)
+    trees = TreeMembers()
     trees.set_features((("item", False), ("tags", True), ("place", False)))
     sparse = KeyedJagged(
         keys=("place", "item", "tags"), values=torch.tensor([5, 7, 1, 2, 3]), batch_size=2,
         offsets=torch.tensor([0, 1, 1, 2, 2, 4, 5]),
     )  # fmt: skip
+    trees.resize(TreeSizes(rated=9))
     trees.rates[0, 8], trees.rates[2, 0], trees.rates[2, 6] = 0.25, 0.5, 0.75
     columns = trees.columns(torch.tensor([[0.5], [1.5]]), sparse)
     assert columns.tolist() == [[8, 2, 6, 0.5, 0.25, 2, 0.75], [0, 1, 0, 1.5, 0, 1, 0.5]]
