@@ -104,7 +104,7 @@ CHANGES: list[tuple[str, str]] = [
     ("data.source.paths=[none.csv]", "none.csv data.source.paths"),
     ("data.source.paths=[log.csv, ./log.csv]", "data.source.paths"),
     ("data.source.paths=[cut.csv.gz]", "cut.csv.gz"),
-    ("data.source.paths=['s3://bucket/log.csv']", "s3:// s3fs"),
+    ("data.source.paths=['gs://bucket/log.csv']", "gs:// gcsfs"),
     ("data.source.encoding=latin-l", "data.source.encoding latin-l utf-8 latin-1"),
 
     ("data.source.delimiter='||'", "data.source.delimiter '||' ASCII"),
