@@ -125,7 +125,7 @@ def test_a_run_directory_is_claimed_before_the_model_is_built(
     def fail(*_: object) -> None:
         raise ConfigError("built")
 
-    monkeypatch.setattr("stratarec.training.trainer.new_model", fail)
+    monkeypatch.setattr("stratarec.training.run.phase.new_model", fail)
     with refuses(CheckpointError, "step-00000003 --resume --overwrite"):
         train(recipe)
     before = contents(tmp_path / "a")
