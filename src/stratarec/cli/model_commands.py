@@ -121,7 +121,7 @@ def _evaluate_logs(
             print_lines(f"users: {every:,}, of whom {new:,} ({new / max(every, 1):.1%}) are not in the training split")
         print_lines(*bins("log", metrics))
         for file in known:
-            print_lines(f"the model was trained on rows of {file}: these metrics are too good for new rows")
+            print_lines("the model was trained on rows of this log, so metrics are too good:", f"  {file}")
         for name, ranked in result.ranked.items():
             print_lines(*ranks("log", name, ranked))
         for name, slices in result.slices.items():
