@@ -52,7 +52,8 @@ def test_a_plateau_reduces_all_rates_and_resumes_bitwise(home: Path, tmp_path: P
     for entry in uninterrupted.state.regular:
         rule.step(entry["log_loss"])
     assert uninterrupted.stages.rate_factor == rule.get_last_lr()[0] < 1
-    assert uninterrupted.optimizer.param_groups[0]["lr"] in (1e-3, 1e-3 * 0.5, 1e-3 * 0.25, 1e-3 * 0.2)
+    rate = uninterrupted.optimizer.param_groups[0]["lr"]  # a float32 number
+    assert any(rate == pytest.approx(1e-3 * factor, rel=1e-6) for factor in (1, 0.5, 0.25, 0.2))
     # The rate of the best checkpoint, which is tested last and may be an earlier one.
     assert uninterrupted.model.embeddings.learning_rate in (0.5, 0.5 * 0.5, 0.5 * 0.25, 0.5 * 0.2)
     run(home, tmp_path / "parts", {}, max_steps=43, **options)
@@ -89,10 +90,10 @@ def test_the_average_is_evaluated_and_saved(home: Path, tmp_path: Path) -> None:
     expected: dict[str, torch.Tensor] = {}
 
     @contextmanager
-    def stepped(_: int) -> Iterator[None]:
+    def stepped(step: int) -> Iterator[None]:
         yield
         weights.update({name: each.double() for name, each in trainer.model.network.state_dict().items()})
-        kept = min(0.9, (trainer.state.step - 1) / (trainer.state.step + 9))
+        kept = min(0.9, step / (step + 10))
         for name, weight in weights.items():
             expected[name] = kept * expected.get(name, weight) + (1 - kept) * weight
 
