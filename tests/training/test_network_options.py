@@ -53,7 +53,7 @@ def test_a_plateau_reduces_all_rates_and_resumes_bitwise(home: Path, tmp_path: P
         rule.step(entry["log_loss"])
     assert uninterrupted.stages.rate_factor == rule.get_last_lr()[0] < 1
     rate = uninterrupted.optimizer.param_groups[0]["lr"]  # a float32 number
-    assert any(rate == pytest.approx(1e-3 * factor, rel=1e-6) for factor in (1, 0.5, 0.25, 0.2))
+    assert any(abs(rate - 1e-3 * factor) < 1e-9 for factor in (1, 0.5, 0.25, 0.2))
     # The rate of the best checkpoint, which is tested last and may be an earlier one.
     assert uninterrupted.model.embeddings.learning_rate in (0.5, 0.5 * 0.5, 0.5 * 0.25, 0.5 * 0.2)
     run(home, tmp_path / "parts", {}, max_steps=43, **options)
