@@ -105,9 +105,9 @@ class Loop:
             for hook in self.hooks:
                 stack.enter_context(hook(state.step))
             result = self._stages.train(state.step, batch, request, prepared)
-        if self._losses is None or self._losses.state is not state:
-            self._losses = Losses(state)
-        self._losses.count(result)
+            if self._losses is None or self._losses.state is not state:
+                self._losses = Losses(state)
+            self._losses.count(result)
 
     def run(self, curves: Curves, callback: EvaluationCallback | None = None) -> None:
         """Train to the end of the run, and write a checkpoint there.
