@@ -121,7 +121,7 @@ def test_a_member_drops_fields_with_their_first_order_weights() -> None:
 
 
 def test_trees_compare_numbers_ids_and_lengths_in_the_order_of_the_schema() -> None:
-    trees = TreeMembers()
+    trees = TreeMembers(1000)
     trees.set_features((("item", False), ("tags", True), ("place", False)))
     sparse = KeyedJagged(
         keys=("place", "item", "tags"), values=torch.tensor([5, 7, 1, 2, 3]), batch_size=2,

@@ -30,7 +30,7 @@ from stratarec.training.predict import predict
 from stratarec.training.raw_logs import RawLogs
 from stratarec.training.run.open_run import open_run
 
-TREES = {"kind": "ensemble", "embedding_dim": 2, "members": 2, "member_mlp": [4], "bins": 4, "trees": True}
+TREES = {"kind": "ensemble", "embedding_dim": 2, "members": 2, "member_mlp": [4], "bins": 4, "trees": 1000}
 TOWERS = {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [8], "towers": {"plan": [["item"], ["b"]]}}
 CASES: dict[str, dict[str, Any]] = {
     "trees-negatives-platt": {"model": TREES, "negatives": 0.3, "train": {"calibration": "platt"}},

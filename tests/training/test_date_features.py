@@ -72,7 +72,7 @@ def content(root: Path) -> dict[str, Any]:
             "source": {"kind": "parquet", "paths": [str(root / "log.parquet")], "schema": SCHEMA},
             "split": {"by": "time", "valid": "4d", "test": "4d"},
         },
-        "model": {"kind": "ensemble", "members": 2, "embedding_dim": 2, "member_mlp": [4], "trees": True},
+        "model": {"kind": "ensemble", "members": 2, "embedding_dim": 2, "member_mlp": [4], "trees": 1000},
         "train": {"run": str(root / "run"), "epochs": 2, "report": False, "threads": 1},
     }
 
@@ -125,7 +125,7 @@ def test_a_continued_run_scores_the_same_everywhere(root: Path) -> None:
 
 def test_a_click_model_scores_as_its_export(root: Path, tmp_path: Path) -> None:
     log = pl.read_parquet(root / "log.parquet")
-    model = ClickModel(content(root), train__epochs=1, model__trees=False).fit(log, label="label", valid=log[-90:])
+    model = ClickModel(content(root), train__epochs=1, model__trees=0).fit(log, label="label", valid=log[-90:])
     positive = model.predict_proba(log.drop("label"))[:, 1]
     assert len(np.unique(positive)) > ROWS / 2
     scorer = Scorer.open(model.save(tmp_path / "model") / "export")

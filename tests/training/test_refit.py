@@ -233,7 +233,7 @@ def test_an_ensemble_is_refitted_with_more_trees_and_has_the_same_scores_everywh
 
 def test_an_estimator_is_refitted_unless_validation_samples_are_passed(tmp_path: Path) -> None:
     frame = log(tmp_path / "log.parquet", 400)
-    recipe = with_values(make_recipe(tmp_path, refit=True, epochs=1).to_dict(), {"model.trees": False})
+    recipe = with_values(make_recipe(tmp_path, refit=True, epochs=1).to_dict(), {"model.trees": 0})
     assert "refit" in ClickModel(recipe).fit(frame, label="label").result_
     assert "refit" not in ClickModel(recipe).fit(frame, label="label", valid=frame[:100]).result_
 

@@ -72,7 +72,7 @@ def log(path: Path, rows: int = 1500, *, random: bool = False, seed: int = 5) ->
 def make_recipe(root: Path, **options: Any) -> Recipe:
     content = of_log(root, **options)
     content["data"]["source"]["schema"]["sparse"].append({"name": "tags", "kind": "multi", "max_length": 3})
-    content["model"] = {**content["model"], "members": 4, "trees": True}
+    content["model"] = {**content["model"], "members": 4, "trees": 1000}
     return Recipe.from_dict(content)
 
 
@@ -120,7 +120,7 @@ def test_click_rates_are_those_of_other_parts_and_of_all_samples_for_new_rows() 
     code, label = draws.integers(0, 9, 500), draws.integers(0, 2, 500).astype(np.float32)
     code[:3] = RATED + 5, RATED, 0  # without rates
     weight = draws.gamma(2.0, 1.0, 500).astype(np.float32)
-    trees = TreeMembers()
+    trees = TreeMembers(1000)
     trees.set_features((("item", False), ("tags", True)))
     trees.resize(TreeSizes(rated=RATED))
     rows = np.stack([code, code, np.zeros(500), np.zeros(500), code], axis=1).astype(np.float32)
@@ -224,7 +224,7 @@ def test_the_click_rate_of_a_forgotten_value_is_removed_for_good(home: Path, tmp
     ],
 )
 def test_invalid_trees_have_a_fault(array: str, place: tuple[int, int], value: float) -> None:
-    trees = TreeMembers()
+    trees = TreeMembers(1000)
     trees.set_features((("item", False),), 1)
     trees.resize(TreeSizes(trees=1, nodes=1, sets=1))
     trees.trees[0], trees.nodes[0] = torch.tensor([4.0, 1]), torch.tensor([-1.0, 0, -1, -2])
@@ -325,7 +325,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.models.zoo.trees import TreeMembers
 from stratarec.recipe import Recipe
 from stratarec.training.steps.trees import TreeFit
-trees, recipe = TreeMembers(), Recipe.load(sys.argv[1])
+trees, recipe = TreeMembers(1000), Recipe.load(sys.argv[1])
 trees.set_features((("item", False), ("tags", True)), 1)
 fit = TreeFit(trees, Dataset.open(recipe.data.path), recipe.train)
 print(fit._process.pid, flush=True)
@@ -362,7 +362,7 @@ def test_a_disk_that_is_full_later_does_not_matter(
 ) -> None:
     """The trees are not written to the disk."""
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
-    recipe, trees = make_recipe(home), TreeMembers()
+    recipe, trees = make_recipe(home), TreeMembers(1000)
     trees.set_features((("item", False), ("tags", True)), 1)
     fit = TreeFit(trees, Dataset.open(recipe.data.path), recipe.train)
     with suppress(OSError):  # the space that the removed file of samples takes is not counted
@@ -430,9 +430,10 @@ class SlowBooster:
 
 
 def test_a_deadline_ends_the_growth_and_keeps_the_trees_until_then() -> None:
-    count, is_limited = _grow(SlowBooster(), time.monotonic() + 0.2, None)
+    count, is_limited = _grow(SlowBooster(), time.monotonic() + 0.2, 10_000, is_validated=True)
     assert is_limited
     assert 1 <= count <= 100
+    assert _grow(SlowBooster(), time.monotonic() + 60, 7, is_validated=True) == (7, False)
 
 
 def test_an_error_of_lightgbm_is_reported_with_its_last_line(

@@ -37,7 +37,7 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.errors import CheckpointError, ConfigError, StrataError
 from stratarec.models.metrics import METRICS
 from stratarec.models.registry import score_of
-from stratarec.models.zoo.config import EnsembleConfig
+from stratarec.models.zoo.config import MOST_TREES, EnsembleConfig
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe, leaves
 from stratarec.recipe.train_section import TrainConfig
@@ -270,7 +270,7 @@ def _of_ensemble(samples: int, validated: bool, batch_size: int, columns: int) -
     falling = {f"train.{part}.schedule.kind": "polynomial" for part in ("dense", "embedding")}
     return {
         "model.members": 6 if samples < _FEW else 8,
-        "model.trees": validated and samples <= _MOST_OF_TREES,
+        "model.trees": MOST_TREES if validated and samples <= _MOST_OF_TREES else 0,
         "train.batch_size": batch,
         "train.epochs": 100 if several else 10 if validated and samples < _MEDIUM else 5,
         **({} if several else falling),
@@ -365,7 +365,7 @@ def resolve(
     """
     values = {} if named is None else choose_defaults(recipe, named, dataset, earlier)
     if mesh.ranks > 1 and values.get("model.trees"):
-        values["model.trees"] = False
+        values["model.trees"] = 0
     recipe = in_numbers(recipe.with_fields(values), dataset)
     mesh.check_same({"recipe": recipe.to_dict(), "data": dataset.fingerprint})
     not_compared = check_prepared(recipe.data, dataset)
@@ -377,7 +377,7 @@ def resolve(
     check_installed(recipe.train.curves)
     check_average(recipe.train, mesh)
     if mesh.ranks > 1 and isinstance(recipe.model, EnsembleConfig) and recipe.model.trees:
-        raise ConfigError(f"model.trees is true, and {mesh.ranks} ranks train the model: set it to false")
+        raise ConfigError(f"model.trees is {recipe.model.trees:,}, and {mesh.ranks} ranks train the model: set it to 0")
     lines = (*describe_defaults(values, dataset), not_compared, exchange_remark(recipe, mesh))
     return ResolvedRun(recipe=recipe, mesh=mesh, remarks=tuple(filter(None, lines)))
 

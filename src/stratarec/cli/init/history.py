@@ -30,7 +30,7 @@ _PREFIX = "stratarec-init-"
 # A short training has fewer ensemble members than a run, and ends at the first worse epoch. It uses the learning rates
 # of the run. With one epoch at a rate that falls to 0, a history helped in the short training, but not in the run.
 _SHORT = {
-    "train.early_stopping.patience": 1, "model.members": 4, "model.trees": False, "train.report": False,
+    "train.early_stopping.patience": 1, "model.members": 4, "model.trees": 0, "train.report": False,
     "train.curves": [], "train.refit": False,
 }  # fmt: skip
 

@@ -18,6 +18,8 @@ SHALLOW = {"train.epochs": 5}
 # Bound of the initial weights of rows whose products are summed: with 40 fields, the sum is then within 0.1 of 0. With
 # 1 / sqrt(rows), which is up to 1 for small tables, the sum would be many logits, which training must unlearn first.
 MULTIPLIED = 0.05
+# Default of `EnsembleConfig.trees` where trees are used: validation ends the fit long before.
+MOST_TREES = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +193,9 @@ class EnsembleConfig(VectorsConfig):
     each sample's features. ``narrow``: a quarter of the hidden outputs, no dropout."""
     member_mlp: tuple[int, ...] = (128, 64)
     """Hidden sizes of each member's network."""
-    trees: bool = False
-    """Whether there are five more members of boosted trees, which LightGBM fits while the networks train."""
+    trees: int = 0
+    """Most boosted trees of each of five more members, which LightGBM fits while the networks train. A member has fewer
+    where validation stops improving. 0: no such members."""
     bins: int = 32
     """Q, number of bins between quantiles of a number; its effect is linear in each bin."""
     dropout: float = 0.1
@@ -200,7 +203,7 @@ class EnsembleConfig(VectorsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges(self, "model.", bins="[1, inf)")
+        check_ranges(self, "model.", bins="[1, inf)", trees="[0, 100000]")
         if not self.member_kinds:
             raise ConfigError("model.member_kinds is empty, expected at least one kind, such as plain")
         if self.batch_norm:

@@ -172,7 +172,7 @@ class EnsembleScore(Score):
         self.field_dropped = [member for member, kind in enumerate(config.kinds) if kind == "field_dropout"]
         self.field_dropout = Dropout(_FIELD_DROPOUT)
         self.dense = dense
-        self.trees = TreeMembers() if config.trees else None
+        self.trees = TreeMembers(config.trees) if config.trees else None
         self.out = MemberMean(config.members, TREE_MEMBERS if config.trees else 0)
         self.separate = False
         """Whether logits of all members are returned outside training, too."""

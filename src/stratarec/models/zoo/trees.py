@@ -70,7 +70,13 @@ class TreeSizes:
 
 
 class TreeMembers(nn.Module):
-    """Boosted trees, stored as tensors without padding (`kernels/trees.py`). There are none until they are fitted."""
+    """Boosted trees, stored as tensors without padding (`kernels/trees.py`). There are none until they are fitted.
+
+    Parameters
+    ----------
+    most : int
+        Most trees of a member.
+    """
 
     trees: Tensor
     nodes: Tensor
@@ -78,8 +84,9 @@ class TreeMembers(nn.Module):
     leaves: Tensor
     rates: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__()
+        self.most = most
         self.features: tuple[tuple[str, bool], ...] = ()
         self.dense = 0
         self._packed: tuple[Tensor, int, PackedTrees] | None = None

@@ -22,7 +22,7 @@ from stratarec.io.atomic import file_hash, write_atomic
 from stratarec.io.sealed import Count, Hash, Model, read_sealed, regular_file_below, write_sealed
 from stratarec.models import ModelConfig
 from stratarec.models.metrics import Z95, Samples, mean_and_error
-from stratarec.models.zoo.config import EnsembleConfig
+from stratarec.models.zoo.config import MOST_TREES, EnsembleConfig
 from stratarec.training.evaluate import ScoredSamples
 
 FORMAT: Literal[1] = 1
@@ -160,7 +160,7 @@ def _advice(better: str, model: ModelConfig) -> list[str]:
     """
     is_ensemble = isinstance(model, EnsembleConfig)
     if better == "LightGBM" and isinstance(model, EnsembleConfig):
-        return [] if model.trees else ["model.trees=true, boosted trees as further members"]
+        return [] if model.trees else [f"model.trees={MOST_TREES}, boosted trees as further members"]
     kinds = () if is_ensemble else ("lr", "deepfm") if better != "LightGBM" else ("dcnv2", "finalmlp")
     others = " or ".join(kind for kind in kinds if kind != model.kind)
     if better == "LightGBM":

@@ -63,8 +63,8 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     request : mapping
         ``train_rows``, ``train_label``, ``train_weight`` and the same for ``valid``; ``codes``, the number of the first
         columns that are codes, and as many last columns are click rates; ``sets``, the codes that are categorical;
-        ``num_leaves``, ``seed``, and ``seconds``, the limit; ``rounds``, the number of trees of each member if there is
-        no ``valid``.
+        ``num_leaves``, ``seed``, and ``seconds``, the limit; ``most``, the most trees of a member; ``rounds``, the
+        number of trees of each member if there is no ``valid``.
     """
     import lightgbm
 
@@ -91,12 +91,14 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
             inputs, settings = MEMBERS[number]
             fixed = {"num_leaves": int(request["num_leaves"]), "seed": int(request["seed"]) + number}
             booster = lightgbm.Booster({**_SETTINGS, **settings, **fixed}, data[inputs][0])
-            most, held_out = None, data[inputs][1]
+            most, held_out = int(request["most"]), data[inputs][1]
             if held_out is None:
                 most = int(request["rounds"][number])
             else:
                 booster.add_valid(held_out, "valid")
-            count, is_limited = _grow(booster, began + limit * place / len(numbers), most)
+            count, is_limited = _grow(
+                booster, began + limit * place / len(numbers), most, is_validated=held_out is not None
+            )
             text = booster.model_to_string(num_iteration=count) if count else ""
             fitted.append((text.encode(), is_limited))
         return fitted
@@ -108,20 +110,20 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return {"models": np.array(models), "limited": np.array(limited)}
 
 
-def _grow(booster: Any, deadline: float, most: int | None) -> tuple[int, bool]:
-    """Add trees until there are `most`, or until validation no longer improves if `most` is None.
+def _grow(booster: Any, deadline: float, most: int, *, is_validated: bool) -> tuple[int, bool]:
+    """Add trees until there are `most`, or until validation no longer improves.
 
     The work ends at `deadline`, a time of `time.monotonic`. Return the number of trees to keep (with the lowest
     validation loss), and whether the deadline ended the work.
     """
     least, best, trees = np.inf, 0, 0
-    while trees - best < _PATIENCE if most is None else trees < most:
+    while trees < most and trees - best < _PATIENCE:
         if time.monotonic() > deadline:
             return best, True
         if booster.update():  # no leaf can be split
             break
         trees += 1
-        loss = booster.eval_valid()[0][2] if most is None else -trees
+        loss = booster.eval_valid()[0][2] if is_validated else -trees
         if loss < least:
             least, best = loss, trees
     return best, False

@@ -93,7 +93,8 @@ class TreeFit:
             }
             np.savez(
                 file, **arrays, sets=np.array(sets, np.int64), codes=len(trees.features), seed=config.seed,
-                num_leaves=LEAVES, seconds=config.tree_seconds, rounds=np.rint(growth * counts).astype(np.int64),
+                num_leaves=LEAVES, seconds=config.tree_seconds, most=trees.most,
+                rounds=np.rint(growth * counts).astype(np.int64),
             )  # fmt: skip
             file.seek(0)
             environment = {
@@ -151,7 +152,7 @@ class TreeFit:
         reason = f"LightGBM ended with {code}: {last or 'killed by a signal'}"
         has_memory = code > 0 and not re.search("MemoryError|bad_alloc", reason)
         if has_memory or self._is_required:
-            raise TrainingError(f"fitting trees by {reason.rstrip()}; model.trees=false trains without trees")
+            raise TrainingError(f"fitting trees by {reason.rstrip()}; model.trees=0 trains without trees")
         # No step of the networks is lost. The system sends SIGKILL to processes that need too much memory.
         return {}, f"{reason.rstrip()} (memory was probably full)"
 
