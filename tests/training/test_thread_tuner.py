@@ -55,8 +55,9 @@ class Machine:
         self.reports.append((step, reason))
         assert ONE not in self.used  # no later than the first step with other bits
 
-    def run(self, until: float) -> Machine:
+    def run(self, until: float, first: ThreadConfig = SPIN) -> Machine:
         with self.tuner:
+            assert self.used[-1] == first
             for step in range(int(until / STEP)):
                 config = self.used[-1]
                 share = self._shares(self._now)[config]
@@ -85,6 +86,13 @@ def test_a_run_uses_fewer_threads_if_they_wait_for_cores(shares: Shares, best: T
     ] * (best == ONE)
 
 
+def test_the_second_phase_of_a_run_begins_with_the_threads_of_the_first() -> None:
+    machine = Machine(lambda now: BESIDE_ONE).run(60)
+    machine.seconds.clear()
+    machine.run(60, first=ONE)
+    assert machine.seconds[ONE] > 50
+
+
 def test_a_helper_of_the_run_does_not_take_its_threads() -> None:
     """Fewer threads would change bits; once the helper has ended, other processes may take cores again."""
     machine = Machine(lambda now: {SPIN: 0.69, SLEEP: 0.67, ONE: 0.62})
@@ -92,7 +100,7 @@ def test_a_helper_of_the_run_does_not_take_its_threads() -> None:
     machine.run(29)
     assert machine.seconds.keys() == {SPIN, SLEEP}
     assert machine.reports == []
-    assert ONE in machine.run(60).seconds
+    assert ONE in machine.run(60, first=SLEEP).seconds
 
 
 def test_a_given_number_of_threads_is_not_changed() -> None:

@@ -302,9 +302,9 @@ def test_random_labels_stay_random_with_a_unique_value_per_row(tmp_path: Path) -
 def test_several_ranks_have_no_trees(home: Path) -> None:
     dataset, mesh = Dataset.open(home / "data"), replace(Mesh.alone(), ranks=2)
     content = make_recipe(home).to_dict()
-    assert choose_defaults(Recipe.from_dict(content), {}, dataset)["model.trees"] is True
-    assert resolve(Recipe.from_dict(content), dataset, mesh, named={"model.members": 4}).recipe.model.trees is False  # type: ignore[attr-defined]
-    with refuses(ConfigError, "model.trees true 2"):
+    assert choose_defaults(Recipe.from_dict(content), {}, dataset)["model.trees"] > 0
+    assert resolve(Recipe.from_dict(content), dataset, mesh, named={"model.members": 4}).recipe.model.trees == 0  # type: ignore[attr-defined]
+    with refuses(ConfigError, "model.trees 1,000 2 ranks"):
         resolve(Recipe.from_dict(content), dataset, mesh)
 
 

@@ -304,6 +304,7 @@ def _explain_options(command: argparse.ArgumentParser) -> None:
 def explain(args: argparse.Namespace) -> None:
     """Show which features a model uses."""
     from stratarec.io.atomic import check_output
+    from stratarec.training.run import periods
     from stratarec.training.run.open_run import open_run
 
     data, logs = data_or_logs(args)
@@ -317,7 +318,9 @@ def explain(args: argparse.Namespace) -> None:
     output = output_of(args, _EXPLANATION)
     if not args.row and not args.json:
         check_output(output.resolve(), ".html")
-    with open_run(args.run, data) as trained:
+    # A model that has seen the test split (`train.refit`) remembers its rows, which would exaggerate each importance.
+    tested = not args.row and data is None and periods.latest(Path(args.run)) is None
+    with open_run(args.run, data, tested=tested) as trained:
         progress = progress_of(args)
         if args.row:
             _explain_row(args, trained, logs)

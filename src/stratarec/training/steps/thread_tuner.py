@@ -128,7 +128,7 @@ class ThreadTuner:
         self._quota, self._quota_read = math.inf, -math.inf
 
     def __enter__(self) -> ThreadTuner:
-        self._use(ThreadConfig(self.threads, sleep=False))
+        self._use(self._ladder[self._level])  # the second phase of a run goes on as the first one ended
         return self
 
     def __exit__(self, *_: object) -> None:
