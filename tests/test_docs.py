@@ -8,6 +8,7 @@ service. A `yaml` block that begins with the name of a file is that file.
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 import shutil
@@ -17,13 +18,13 @@ from functools import cache
 from pathlib import Path
 
 import forked
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-FROM_SCRATCH = {"README.md", "docs/tutorial.md"}
-"""Pages that start with only a log; the others start with a run of it."""
+TUTORIAL = "docs/tutorial.md"
 FEW, MANY = 5_000, 30_000
 """Numbers of rows of the log. Drafts of both sizes train an ensemble, with constant learning rates and with a
 schedule."""
@@ -129,13 +130,49 @@ def test_the_python_of_a_page_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in PAGES if has_commands(name)])
+@pytest.mark.parametrize("name", [name for name in PAGES if has_commands(name) and name != TUTORIAL])
 def test_every_command_of_a_page_runs_on_a_drafted_recipe(
     name: str, tmp_path: Path, logs: Callable[[int], Path], runs: Callable[[int], Path]
 ) -> None:
     folder = tmp_path / "work"
-    shutil.copytree((logs if name in FROM_SCRATCH else runs)(FEW), folder)
+    shutil.copytree((logs if name == "README.md" else runs)(FEW), folder)
     execute(PAGES[name], folder, RUN)
+
+
+def shape(line: str) -> str:
+    """Return a line without the values of its numbers, the folders of its files and its runs of spaces."""
+    return " ".join(re.sub(r"[+-]?\d[\d,]*(\.\d+)?", "#", re.sub(r'"/[^"]*/', '"', line)).split())
+
+
+@pytest.mark.slow
+def test_the_tutorial_shows_what_its_commands_print(tmp_path: Path) -> None:
+    run_python("from make_log import make_log\nfrom pathlib import Path\nmake_log(Path())", tmp_path)
+    steps: list[tuple[list[str], str]] = []
+    for language, text in BLOCK.findall(PAGES[TUTORIAL].read_text()):
+        if language == "shell":
+            steps.append((commands(text), ""))
+        elif language == "text" and steps:
+            steps[-1] = (steps[-1][0], text)
+        elif language == "python":
+            run_python(text, tmp_path, SHORT)
+    compared = 0
+    for lines, expected in steps:
+        output = ""
+        for line in lines:
+            result = forked.run(shlex.split(line)[1:], cwd=tmp_path, environment={**os.environ, "COLUMNS": "80"})
+            assert result.returncode == 0, f"{line}\n{result.stderr[-2000:]}"
+            output += result.stderr + result.stdout
+        if '"rank"' in expected:
+            output += (tmp_path / "lists.csv").read_text()
+        # Figures decide the words of the verdict, and which features are in the explanation of a row.
+        shown = [line for line in expected.splitlines() if line and not line.startswith(("...", " " * 17, "verdict"))]
+        missing = {shape(line) for line in shown} - {shape(line) for line in output.splitlines()}
+        assert len(missing) <= ("(base)" in expected), f"{lines}: {missing}, got {output[-3000:]}"
+        aucs = [[float(auc) for auc in re.findall(r"^  AUC +([\d.]+)", text, re.M)] for text in (expected, output)]
+        if aucs[0]:
+            np.testing.assert_allclose(*aucs, atol=0.02, err_msg="the figures of the page are those of another version")
+            compared += 1
+    assert compared == 2
 
 
 @pytest.mark.slow
@@ -149,7 +186,7 @@ def test_a_draft_with_a_schedule_trains(tmp_path: Path, logs: Callable[[int], Pa
 
 
 def test_pages_are_listed_and_their_python_is_valid() -> None:
-    assert {"README.md", "docs/tutorial.md", "docs/how-to/serving.md"} < PAGES.keys()
+    assert {"README.md", TUTORIAL, "docs/how-to/serving.md"} < PAGES.keys()
     for page in PAGES.values():
         for language, text in blocks(page):
             if language == "python":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stratarec.kernels.runtime.cores import quota
+from stratarec.kernels.runtime.cores import memory_bytes, quota
 
 V1 = "33 31 0:29 {top} /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct"
 V2 = "30 23 0:26 {top} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
@@ -43,12 +43,34 @@ SYSTEMS: dict[str, tuple[str, str, str, dict[str, str], float]] = {
 }  # fmt: skip
 
 
+def write_files(root: Path, mount: str, group: str, files: dict[str, str]) -> None:
+    given = {"proc/self/mountinfo": f"{OTHER}\n{mount}\n", "proc/self/cgroup": f"9:pids:/\n{group}\n"}
+    for name, text in {**given, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_quota_is_the_minimum_of_a_group_and_its_ancestors(tmp_path: Path, system: str) -> None:
     mount, top, group, files, expected = SYSTEMS[system]
-    given = {"proc/self/mountinfo": f"{OTHER}\n{mount.format(top=top)}\n", "proc/self/cgroup": f"9:pids:/\n{group}\n"}
-    for name, text in {**given, **files}.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    write_files(tmp_path, mount.format(top=top), group, files)
     assert quota(tmp_path) == expected
+
+
+MEMORY_V1 = "35 31 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
+GROUPS: dict[str, tuple[str, str, dict[str, str], int | None]] = {
+    "v2": (V2, "0::/a", {"sys/fs/cgroup/a/memory.max": "1000000\n"}, 10**6),
+    "v2, above": (V2, "0::/a/b", {"sys/fs/cgroup/a/memory.max": "5000", "sys/fs/cgroup/a/b/memory.max": "max"}, 5000),
+    "v2, none": (V2, "0::/a", {"sys/fs/cgroup/a/memory.max": "max"}, None),
+    "v1": (MEMORY_V1, "5:memory:/a", {"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "4096"}, 4096),
+    "v1, none": (MEMORY_V1, "5:memory:/", {"sys/fs/cgroup/memory/memory.limit_in_bytes": str((1 << 63) - 4096)}, None),
+}
+
+
+@pytest.mark.parametrize("system", GROUPS)
+def test_the_memory_is_the_limit_of_the_groups(tmp_path: Path, system: str) -> None:
+    mount, group, files, expected = GROUPS[system]
+    write_files(tmp_path, mount.format(top="/"), group, files)
+    (tmp_path / "none").mkdir()
+    assert memory_bytes(tmp_path) == (expected or memory_bytes(tmp_path / "none"))

@@ -402,6 +402,17 @@ def test_a_missing_library_is_named_and_gives_an_ensemble_without_trees(
     assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 5
 
 
+def test_samples_that_do_not_fit_into_memory_are_not_read(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
+    monkeypatch.setattr("stratarec.training.steps.trees.memory_bytes", lambda: 1 << 17)
+    trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=2))
+    assert any("no trees are fitted: their samples take" in line for line in lines)
+    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 5
+
+
 def test_a_limit_of_seconds_before_the_first_tree_gives_an_ensemble_without_trees(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ from stratarec.io.atomic import (
     write_json,
 )
 from stratarec.kernels.bandwidth import read_blocks, sum_parts, sum_rows
+from stratarec.kernels.runtime.cores import memory_bytes
 from stratarec.kernels.runtime.memory import allocate
 from stratarec.kernels.runtime.threads import use_torch_threads
 from stratarec.planning.bytes import STAMP_BYTES, TAG_BYTES, RowShape
@@ -385,7 +386,7 @@ def measure_tiers(
     """
     store = _Cache(cache or cache_file(), again)
     threads = use_torch_threads()
-    dram = DramTier(**store.get(f"dram|{threads}", _measure_dram), bytes=physical_bytes())
+    dram = DramTier(**store.get(f"dram|{threads}", _measure_dram), bytes=memory_bytes())
     engine = store.get(f"engine|{threads}", lambda: measure_engine(Tiers(dram=dram)))
     block = mapped = None
     if memory.block is not None:
@@ -450,11 +451,6 @@ def _key(kind: str, path: str) -> str:
 def _free_bytes(path: str) -> int:
     state = os.statvfs(path)
     return state.f_bavail * state.f_frsize
-
-
-def physical_bytes() -> int:
-    """Return the bytes of this machine's DRAM."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _rate(work: Callable[[], object], amount: int, seconds: float = _SECONDS) -> float:

@@ -39,7 +39,7 @@ from stratarec.distributed.sharding import rows_sent
 from stratarec.errors import ConfigError
 from stratarec.hot.config import HotConfig
 from stratarec.kernels.runtime.accelerator import open_device
-from stratarec.kernels.runtime.cores import cores
+from stratarec.kernels.runtime.cores import cores, memory_bytes
 from stratarec.kernels.runtime.threads import use_torch_threads
 from stratarec.models import ModelConfig, build_network
 from stratarec.models.base import autocast, build_tables
@@ -58,7 +58,6 @@ from stratarec.planning.machine import (
     card_rates,
     cold_seconds,
     measure_tiers,
-    physical_bytes,
 )
 from stratarec.planning.placement import make_hot_plan
 from stratarec.planning.plan import Plan
@@ -355,7 +354,7 @@ def rank_seconds(recipe: Recipe, dataset: Dataset, cluster: Cluster, rank: int |
     by_towers = recipe.distributed.by_towers(recipe.towers, cluster.hosts)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     sharding = sharding_plan(recipe, dataset, tables, None, cluster.all_ranks, by_towers=by_towers)
-    most = int(physical_bytes() * MEASURED_SHARE) // (1 if rank is None else cluster.ranks)
+    most = int(memory_bytes() * MEASURED_SHARE) // (1 if rank is None else cluster.ranks)
     rank = sharding.critical if rank is None else rank
     if sharding.bytes[rank] > most:
         raise ConfigError(

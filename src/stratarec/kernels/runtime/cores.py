@@ -7,6 +7,8 @@ first sixteenth of each period. Then all its threads would stop until the period
     /proc/self/cgroup       the group of this process in each hierarchy
     cpu.max                 cgroup v2: quota and period, of a group and of every group above it
     cpu.cfs_quota_us        cgroup v1: quota, with the period in cpu.cfs_period_us
+    memory.max              cgroup v2: limit in bytes
+    memory.limit_in_bytes   cgroup v1: the same
 """
 
 from __future__ import annotations
@@ -70,10 +72,17 @@ def quota(root: Path = Path("/")) -> float:
     root : path
         Root of the file system to read.
     """
-    return min(_quotas(root), default=math.inf)
+    return min(_limits(root, "cpu"), default=math.inf)
 
 
-def _quotas(root: Path) -> Iterator[float]:
+def memory_bytes(root: Path = Path("/")) -> int:
+    """Return the bytes of DRAM that this process may use: those of the machine, or the limit of its control groups."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(min([physical, *_limits(root, "memory")]))
+
+
+def _limits(root: Path, controller: str) -> Iterator[float]:
+    """Yield the limits of the groups of this process and of the groups above them, in processors or in bytes."""
     try:
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
         groups = (root / "proc/self/cgroup").read_text().splitlines()
@@ -82,19 +91,19 @@ def _quotas(root: Path) -> Iterator[float]:
     paths = {}
     for line in groups:
         number, controllers, path = line.split(":", 2)
-        if number == "0" or "cpu" in controllers.split(","):
+        if number == "0" or controller in controllers.split(","):
             paths["cgroup2" if number == "0" else "cgroup"] = path
     for line in mounts:
         # 31 23 0:28 /docker/1f /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
         before, _, behind = line.partition(" - ")
         top, place = (_unescaped(part) for part in before.split()[3:5])
         kind, _, options = behind.split(" ", 2)
-        if kind in paths and (kind == "cgroup2" or "cpu" in options.split(",")):
-            yield from _above(root / place.lstrip("/"), top, paths[kind], kind)
+        if kind in paths and (kind == "cgroup2" or controller in options.split(",")):
+            yield from _above(root / place.lstrip("/"), top, paths[kind], f"{controller} {kind}")
 
 
 def _above(mounted: Path, top: str, path: str, kind: str) -> Iterator[float]:
-    """Yield the quota of a group and of each group above it, up to the top of the mount."""
+    """Yield the limit of a group and of each group above it, up to the top of the mount."""
     group = PurePosixPath(path)
     inside = group.relative_to(top) if group.is_relative_to(top) else PurePosixPath()
     # If the group is outside its namespace (/../other), the mount shows only the top.
@@ -107,7 +116,10 @@ def _above(mounted: Path, top: str, path: str, kind: str) -> Iterator[float]:
 
 def _limit(group: Path, kind: str) -> float | None:
     try:
-        if kind == "cgroup2":
+        if kind.startswith("memory"):
+            name = "memory.max" if kind == "memory cgroup2" else "memory.limit_in_bytes"
+            allowed, period = (group / name).read_text().strip(), "1"
+        elif kind == "cpu cgroup2":
             allowed, period = (group / "cpu.max").read_text().split()
         else:
             allowed, period = ((group / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))

@@ -114,6 +114,11 @@ class TreeMembers(nn.Module):
         members = self.trees[:, 0].cpu().numpy()
         return np.array([np.count_nonzero(members == member) for member in range(MEMBERS)])
 
+    @property
+    def width(self) -> int:
+        """Number of values of a sample that trees compare: codes, dense features and click rates."""
+        return 2 * len(self.features) + self.dense
+
     def columns(self, dense: Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
         """Return the numbers that trees compare: codes, dense features and click rates, ``[B, S + F + S]``."""
         values, offsets = sparse.values.cpu().numpy(), sparse.bag_offsets().cpu().numpy()
@@ -144,7 +149,7 @@ class TreeMembers(nn.Module):
         nodes, version = self.nodes, self.nodes._version
         if self._packed is None or self._packed[0] is not nodes or self._packed[1] != version:
             parts = (tensor.cpu().numpy() for tensor in (self.trees, nodes, self.sets, self.leaves))
-            packed = pack_trees(TreeArrays(*parts), 2 * len(self.features) + self.dense, MEMBERS)
+            packed = pack_trees(TreeArrays(*parts), self.width, MEMBERS)
             if packed is None:
                 return None
             self._packed = nodes, version, packed

@@ -31,6 +31,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import TrainingError
 from stratarec.io.atomic import storage_errors
+from stratarec.kernels.runtime.cores import memory_bytes
 from stratarec.kernels.trees import CATEGORIES, NODE_FIELDS, SET_FIELDS, TREE_FIELDS
 from stratarec.models.zoo.trees import LEAVES, RATED, TreeMembers, TreeSizes
 from stratarec.progress import Progress
@@ -39,6 +40,8 @@ from stratarec.training.steps.tree_process import MEMBERS
 
 Doubles = NDArray[np.float64]
 _BATCH = 1 << 16
+# Copies of the samples in memory: of this process, of the other one, and that from which LightGBM makes bins.
+_COPIES = 3
 # A click rate is that of a value's samples and of _STRENGTH samples with the mean rate, without one of _PARTS.
 _STRENGTH, _PARTS = 3.0, 10
 
@@ -61,6 +64,12 @@ class TreeFit:
         self._is_required = bool(growth)
         self._process: subprocess.Popen[bytes] | None = None
         (positive,) = config.class_weights(dataset.schema.label_columns)
+        size, most = _COPIES * 4 * dataset.samples("train") * trees.width, memory_bytes() // 2
+        if size > most:
+            self._reason = (
+                f"their samples take {size / 2**30:,.1f} GiB, more than half of the memory ({2 * most / 2**30:,.1f} GiB)"
+            )
+            return
         train = _read(trees, dataset, "train", positive)
         if not _has_both_classes(*train):
             self._reason = "the training split has no samples of one of the classes"
@@ -207,14 +216,14 @@ def _read(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
     """Return the numbers that trees compare, the labels and the weights of all samples of a split."""
     loader = Loader(dataset, split, LoaderConfig(batch_size=_BATCH, shuffle=False, unit="sample", expand=True))
-    parts = [
-        (
-            trees.columns(batch.dense, batch.sparse), batch.label.cpu().numpy(),
-            (torch.ones_like(batch.label) if batch.weight is None else batch.weight).cpu().numpy(),
-        )
-        for batch in loader.epoch(0)
-    ]  # fmt: skip
-    rows, label, weight = (np.concatenate(column) for column in zip(*parts, strict=True))
+    samples = dataset.samples(split)
+    rows = np.empty((samples, trees.width), np.float32)
+    label, weight, end = np.empty(samples, np.float32), np.ones(samples, np.float32), 0
+    for batch in loader.epoch(0):
+        place = slice(end, end := end + len(batch.label))
+        rows[place], label[place] = trees.columns(batch.dense, batch.sparse), batch.label.cpu().numpy()
+        if batch.weight is not None:
+            weight[place] = batch.weight.cpu().numpy()
     return rows, label, np.where(label > 0, weight * np.float32(positive), weight)
 
 
