@@ -220,7 +220,17 @@ def test_evaluate_counts_the_users_that_training_did_not_have(
     assert 2 < len(new) < len(every)
     capsys.readouterr()
     assert main(["evaluate", "-q", run_of(tmp_path), "later.csv", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["users"] == {"all": len(every), "new": len(new)}
+    output = json.loads(capsys.readouterr().out)
+    assert output["users"] == {"all": len(every), "new": len(new)}
+    # Rows without a user are not ranked among each other.
+    of_none = log.head(90).with_columns(who=pl.when(pl.int_range(90) < 45).then(who))
+    of_none.write_csv("some.csv")
+    of_none.with_columns(pl.col("who").fill_null(pl.format("none{}", pl.int_range(90)))).write_csv("own.csv")
+    grouped = []
+    for file in ("some.csv", "own.csv"):
+        assert main(["evaluate", "-q", run_of(tmp_path), file, "--json"]) == 0
+        grouped.append(json.loads(capsys.readouterr().out)["log"]["grouped_auc"])
+    assert grouped[0] == pytest.approx(grouped[1])
     assert main(["evaluate", "-q", run_of(tmp_path), "later.csv"]) == 0
     assert not missing(f"users {len(every)} {len(new)} not in the training split", capsys.readouterr().out)
 

@@ -264,7 +264,7 @@ def predict(args: argparse.Namespace) -> None:
     if mesh.is_first and args.json:
         print_json({"scores": rows, "file": str(place), "model": trained.description})
     elif mesh.is_first and place != STANDARD_OUTPUT:
-        print_lines(f"wrote {rows:,} scores to {place}; model: {trained.description}")
+        print_lines(f"wrote {rows:,} score{'s' * (rows != 1)} to {place}; model: {trained.description}")
 
 
 def _explain_options(command: argparse.ArgumentParser) -> None:

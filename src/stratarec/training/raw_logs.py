@@ -71,11 +71,19 @@ class ScoredRows:
 
     @property
     def samples(self) -> ScoredSamples:
-        """The rows as samples for metrics. The log must have labels."""
+        """The rows as samples for metrics. Each row without a user is a user of its own. The log must have labels."""
         assert self.label is not None
-        user = np.empty(0, dtype=np.int64) if self.user is None else self.user
+        user = np.empty(0, dtype=np.int64)
+        if self.user is not None:
+            row = stable_hash(f"{self.file}:" + pl.Series(self.rows).cast(pl.String)).view(np.int64)
+            user = np.where(self.user == _no_user(), row, self.user)
         weight = np.empty(0, dtype=np.float32) if self.weight is None else self.weight
         return ScoredSamples(self.label, self.logits, user, weight)
+
+
+def _no_user() -> NDArray[np.int64]:
+    """Return the hash of a row without a user, ``[1]``."""
+    return stable_hash(pl.Series([None], dtype=pl.String)).view(np.int64)
 
 
 class RawLogs:
@@ -387,5 +395,5 @@ def _count_users(parts: Sequence[ScoredRows]) -> tuple[int, int] | None:
     if not known:
         return None
     user, kind = (np.concatenate(column) for column in zip(*known, strict=True))
-    is_user = user != stable_hash(pl.Series([None], dtype=pl.String)).view(np.int64)
+    is_user = user != _no_user()
     return len(np.unique(user[is_user])), len(np.unique(user[is_user & (kind == KINDS.index("new"))]))
