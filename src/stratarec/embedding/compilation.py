@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 import torch
-from numba.core.compiler_lock import global_compiler_lock
 
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
@@ -22,6 +21,7 @@ from stratarec.embedding.slots import CpuSlots, Level0, StagedBatch
 from stratarec.embedding.tables.base import group_layout
 from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.runtime.cores import cores
+from stratarec.kernels.runtime.numba_private import global_compiler_lock
 from stratarec.kernels.update import Gradients
 from stratarec.kernels.update.cpu import is_compiled
 

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
 
 
 def choose_cache() -> None:
@@ -33,13 +32,9 @@ def choose_cache() -> None:
         "TMPDIR is writable; set NUMBA_CACHE_DIR to a directory",
         stacklevel=2,
     )
-    from numba.core.dispatcher import Dispatcher
+    from stratarec.kernels.runtime.numba_private import never_cache
 
-    Dispatcher.enable_caching = _do_nothing  # type: ignore[method-assign, assignment]
-
-
-def _do_nothing(dispatcher: Any) -> None:
-    """Replace Numba's method, which raises an error if no directory is writable."""
+    never_cache()
 
 
 def _usual() -> list[Path]:

@@ -1,8 +1,7 @@
-"""Kernel bodies that several threads call, built on private interfaces of Numba.
+"""Kernel bodies that several threads call.
 
 A body becomes a C function with one parameter, a pointer to the body's arguments, so that OpenMP or a helper can call
-it. Numba has no public way to call compiled code from such a function. How compiled code is found, linked and called
-may change in any minor version, so the range of Numba in pyproject.toml ends before the next one.
+it. Numba has no public way to call compiled code from such a function, so `numba_private` does it.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from stratarec.kernels.runtime.numba_private import call_compiled, link_compiled
 from stratarec.kernels.runtime.workers import lead
 
 # Options for bodies of a team. They do not count references to arrays: counting costs two locked instructions for every
@@ -45,9 +45,7 @@ def take(typingctx, counter):
 def _outline(context, builder, body, arguments, values):
     """Return a C function and its data; the function calls the body with the next thread number and the arguments."""
     kinds = (types.int64, *arguments.types)
-    compiled = body.dispatcher.get_compile_result(types.none(*kinds))
-    context.active_code_library.add_linking_library(compiled.library)
-    kernel = context.declare_function(builder.module, compiled.fndesc)
+    kernel = link_compiled(context, builder, body.dispatcher, kinds)
     packed = ir.LiteralStructType([_WORD, values.type])
 
     function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_BYTE]), f"{builder.function.name}.member")
@@ -57,7 +55,7 @@ def _outline(context, builder, body, arguments, values):
     member = inner.atomic_rmw("add", inner.gep(data, [_COUNT(0), _COUNT(0)]), _WORD(1), "monotonic")
     arguments_of = inner.load(inner.gep(data, [_COUNT(0), _COUNT(1)]))
     parts = [inner.extract_value(arguments_of, place) for place in range(len(arguments.types))]
-    context.call_conv.call_function(inner, kernel, types.none, kinds, [member, *parts])
+    call_compiled(context, inner, kernel, kinds, [member, *parts])
     inner.ret_void()
 
     with builder.goto_entry_block():

@@ -11,8 +11,7 @@ import platform
 import numpy as np
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
-from numba import types
-from numba.core import config
+from numba import config, types
 from numba.extending import intrinsic
 
 _HALF, _FLOAT = ir.HalfType(), ir.FloatType()

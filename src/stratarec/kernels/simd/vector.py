@@ -12,7 +12,6 @@ from functools import cache
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 # Number of float32 values in a cache line, and in the widest vector register.
@@ -194,7 +193,7 @@ def square_root(typingctx, row):
     def codegen(context, builder, signature, args):
         def root(part):
             kind, name = ir.FunctionType(part.type, [part.type]), f"llvm.sqrt.v{part.type.count}f32"
-            return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [part])
+            return builder.call(builder.module.declare_intrinsic(name, fnty=kind), [part])
 
         return _by_vectors(builder, root, *args)
 

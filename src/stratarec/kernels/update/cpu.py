@@ -22,6 +22,7 @@ from numba import literally, njit
 from numpy.typing import NDArray
 
 from stratarec.kernels.bags import BagBatch, GroupLayout, span
+from stratarec.kernels.runtime.numba_private import has_cached_kernel
 from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
 from stratarec.kernels.runtime.threads import threads_for
 from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch, prefetch_row
@@ -330,8 +331,7 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
 
 def is_compiled(width):
     """Return whether Numba's cache on disk has an update; true if nothing is cached, as without compilation."""
-    cache_file = getattr(getattr(kernels(*blocks(width)).update, "_cache", None), "_cache_file", None)
-    return cache_file is None or bool(cache_file._load_index())
+    return has_cached_kernel(kernels(*blocks(width)).update)
 
 
 def update(slots, layout, bags, gradients, rule, missed, workspace):

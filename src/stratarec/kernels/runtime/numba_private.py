@@ -1,0 +1,72 @@
+"""The private interfaces of Numba that this package uses. No other module of it imports from `numba.core`.
+
+A new minor version of Numba may move or change any of them, so the range of Numba in pyproject.toml ends before the
+next one. If an interface is missing, importing this module raises an error that names it and the versions that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import requires
+from typing import Any
+
+import numba
+
+from stratarec.errors import StrataError
+
+try:
+    from numba.core.base import BaseContext
+    from numba.core.caching import IndexDataCacheFile
+    from numba.core.callconv import CPUCallConv
+    from numba.core.codegen import CodeLibrary
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.cpu import CPUTargetOptions
+    from numba.core.dispatcher import Dispatcher
+
+    # Attributes that are used below, and options of `njit` that Numba does not document.
+    _ = (
+        BaseContext.declare_function, BaseContext.make_array, BaseContext.compile_internal, CPUCallConv.call_function,
+        CodeLibrary.add_linking_library, Dispatcher.enable_caching, Dispatcher.get_compile_result,
+        IndexDataCacheFile._load_index, CPUTargetOptions._nrt, CPUTargetOptions.no_cpython_wrapper,
+        CPUTargetOptions.no_cfunc_wrapper, CPUTargetOptions.forceinline,
+    )  # fmt: skip
+except (ImportError, AttributeError) as error:
+    _range = next(line for line in requires("stratarec") or () if line.startswith("numba"))
+    raise StrataError(
+        f"numba {numba.__version__} lacks a private interface that kernels are built on ({error}); install {_range!r}"
+    ) from error
+
+__all__ = ["call_compiled", "global_compiler_lock", "has_cached_kernel", "link_compiled", "never_cache"]
+
+
+def link_compiled(context: Any, builder: Any, dispatcher: Any, kinds: Sequence[Any]) -> Any:
+    """Compile a function that returns nothing, link it to the function in `builder`, and return its declaration.
+
+    Parameters
+    ----------
+    context, builder
+        Numba's target context, and the builder of the function that calls.
+    dispatcher : Dispatcher
+        The function to call.
+    kinds : sequence of Numba types
+        Types of its arguments.
+    """
+    compiled = dispatcher.get_compile_result(numba.types.none(*kinds))
+    context.active_code_library.add_linking_library(compiled.library)
+    return context.declare_function(builder.module, compiled.fndesc)
+
+
+def call_compiled(context: Any, builder: Any, function: Any, kinds: Sequence[Any], values: Sequence[Any]) -> None:
+    """Call a function that `link_compiled` declared; `values` are its arguments of the types `kinds`."""
+    context.call_conv.call_function(builder, function, numba.types.none, kinds, values)
+
+
+def has_cached_kernel(dispatcher: Any) -> bool:
+    """Return whether Numba's cache on disk has `dispatcher`; true if nothing is cached, as without compilation."""
+    cache_file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    return cache_file is None or bool(cache_file._load_index())
+
+
+def never_cache() -> None:
+    """Make Numba compile in every process, instead of an error, if no directory is writable."""
+    Dispatcher.enable_caching = lambda dispatcher: None  # type: ignore[method-assign, assignment]
