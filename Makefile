@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 NAME ?= embedding
 OUT ?= benchmarks/results/$(NAME).json
-# What `make test-versions` hands on, such as VERSIONS='--python python3.12 -- tests/kernels'.
+# What `make test-versions` hands on, such as VERSIONS='--only 3.10 -- tests/kernels'.
 VERSIONS ?=
 RELEASE ?=
 

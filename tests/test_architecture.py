@@ -157,6 +157,21 @@ def test_kernels_import_only_kernels_and_errors() -> None:
         assert not refused, f"{module_name(path)} imports {refused}"
 
 
+def test_one_module_imports_private_interfaces_of_numba() -> None:
+    """A new version of Numba may move them. Public are `numba` and `numba.extending`."""
+    named = {
+        module_name(path): {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+        | {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        for path, tree in TREES.items()
+    }
+    private = {
+        module
+        for module, names in named.items()
+        if any(name.startswith("numba.") and name != "numba.extending" for name in names)
+    }
+    assert private == {"kernels.runtime.numba_private"}
+
+
 def test_modules_have_docstrings() -> None:
     silent = [module_name(path) for path in MODULES if path.read_text().strip() and not ast.get_docstring(TREES[path])]
     assert not silent, "modules without a docstring"
