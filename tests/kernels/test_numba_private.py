@@ -15,5 +15,5 @@ def test_a_numba_without_a_private_interface_is_refused_with_the_range_that_has_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(Dispatcher, "get_compile_result")
-    with pytest.raises(StrataError, match="get_compile_result.*install 'numba"):
+    with pytest.raises(StrataError, match=r"get_compile_result.*install 'numba"):
         runpy.run_path(numba_private.__file__)
