@@ -75,6 +75,148 @@ def paths() -> set[str]:
     return found | {f"train.{part}.{name}" for part in ("embedding", "dense") for _, name in seen}
 
 
+DOCS = Path(__file__).parent
+_RECIPES = "how-to/recipes.md"
+EXPLANATIONS = {
+    "Recipe": "tutorial.md#draft-a-recipe",
+    "Recipe.train": "tutorial.md#train",
+    "Recipe.memory": "how-to/larger-than-memory.md",
+    "Recipe.model": "models.md",
+    "Recipe.hot": "explanation/hot-batches.md",
+    "Recipe.distributed": "how-to/several-hosts.md",
+    "PrepareConfig": "tutorial.md#prepare",
+    "PrepareConfig.on_bad_row": f"{_RECIPES}#the-file-is-not-a-plain-csv",
+    "PrepareConfig.split": "how-to/reading-a-report.md#what-is-tested-and-what-is-used",
+    "PrepareConfig.vocabulary": "explanation/ranked-ids.md",
+    "PrepareConfig.shard_samples": "how-to/slow-or-wrong.md#it-runs-out-of-memory",
+    "PrepareConfig.groups": "explanation/deduplication.md",
+    "_PublicConfig": f"{_RECIPES}#no-log-yet-to-try-or-to-measure",
+    "ClicksConfig": "how-to/click-logs.md",
+    "ClicksConfig.contexts": f"{_RECIPES}#only-clicks-not-what-was-shown",
+    "ClicksConfig.popularity_window": f"{_RECIPES}#only-clicks-not-what-was-shown",
+    "CsvConfig": f"{_RECIPES}#the-file-is-not-a-plain-csv",
+    "Schema": "tutorial.md#draft-a-recipe",
+    "Schema.labels": f"{_RECIPES}#clicks-and-likes-at-once",
+    "Schema.weight": f"{_RECIPES}#the-label-is-a-rating-or-a-word",
+    "Schema.dense": f"{_RECIPES}#numbers-with-a-long-tail-prices-and-dates",
+    "Schema.sparse": f"{_RECIPES}#lists-and-weighted-lists",
+    "Schema.time": "how-to/dates.md",
+    "Schema.time_format": "how-to/dates.md",
+    "Schema.dates": "how-to/dates.md",
+    "Schema.session": "explanation/deduplication.md",
+    "LabelRule": f"{_RECIPES}#the-label-is-a-rating-or-a-word",
+    "DenseFeature": f"{_RECIPES}#numbers-with-a-long-tail-prices-and-dates",
+    "DenseFeature.group": "explanation/deduplication.md",
+    "SparseFeature": f"{_RECIPES}#lists-and-weighted-lists",
+    "SparseFeature.kind": "how-to/long-histories.md",
+    "SparseFeature.of": "how-to/long-histories.md",
+    "SparseFeature.group": "explanation/deduplication.md",
+    "DateColumn": "how-to/dates.md",
+    "ParquetConfig": "reference/formats.md#logs-read-by-init-prepare-predict-and-other-commands",
+    "SyntheticConfig": f"{_RECIPES}#no-log-yet-to-try-or-to-measure",
+    "SplitConfig": f"{_RECIPES}#the-model-must-hold-in-the-future",
+    "SplitConfig.negatives": f"{_RECIPES}#one-click-in-a-thousand-rows",
+    "VocabularyLimits": f"{_RECIPES}#a-hundred-million-values-in-one-column",
+    "VocabularyOverride": f"{_RECIPES}#a-hundred-million-values-in-one-column",
+    "VocabularyConfig": f"{_RECIPES}#a-hundred-million-values-in-one-column",
+    "VocabularyConfig.evict": "how-to/daily-training.md",
+    "VocabularyConfig.half_life": "how-to/daily-training.md",
+    "VocabularyConfig.base": "how-to/daily-training.md",
+    "Eviction": "how-to/daily-training.md",
+    "VectorsConfig": "models.md",
+    "VectorsConfig.history": "how-to/long-histories.md",
+    "VectorsConfig.heads": f"{_RECIPES}#clicks-and-likes-at-once",
+    "VectorsConfig.towers": "explanation/towers.md",
+    "VectorsConfig.dropout": "how-to/tuning.md",
+    "VectorsConfig.embedding_dim": "how-to/tuning.md",
+    "VectorsConfig.batch_norm": "how-to/tuning.md",
+    "VectorsConfig.initial_rows": "how-to/own-model.md",
+    "HistoryConfig": "how-to/long-histories.md",
+    "HeadsConfig": f"{_RECIPES}#clicks-and-likes-at-once",
+    "TowersConfig": "explanation/towers.md",
+    "TowersConfig.plan": "how-to/slow-networks.md",
+    "TrainConfig": "tutorial.md#train",
+    "TrainConfig.run": "reference/formats.md#a-run-written-by-train",
+    "TrainConfig.batch_size": f"{_RECIPES}#large-batches-or-a-loss-that-jumps",
+    "TrainConfig.epochs": "how-to/tuning.md",
+    "TrainConfig.max_steps": "how-to/reading-a-report.md",
+    "TrainConfig.precision": "how-to/gpu.md",
+    "TrainConfig.device": "how-to/gpu.md",
+    "TrainConfig.threads": "how-to/slow-or-wrong.md#it-is-slow",
+    "TrainConfig.seed": "how-to/tuning.md",
+    "TrainConfig.tree_seconds": "models.md",
+    "TrainConfig.dense": "how-to/tuning.md",
+    "TrainConfig.embedding": "how-to/tuning.md",
+    "TrainConfig.clip_norm": "how-to/slow-or-wrong.md#it-is-no-better-than-chance",
+    "TrainConfig.clip_rows": f"{_RECIPES}#large-batches-or-a-loss-that-jumps",
+    "TrainConfig.eval_every": f"{_RECIPES}#it-overfits-after-one-epoch",
+    "TrainConfig.early_stopping": f"{_RECIPES}#it-overfits-after-one-epoch",
+    "TrainConfig.plateau": f"{_RECIPES}#it-overfits-after-one-epoch",
+    "TrainConfig.average": f"{_RECIPES}#it-overfits-after-one-epoch",
+    "TrainConfig.checkpoint": f"{_RECIPES}#the-machine-can-be-taken-away",
+    "TrainConfig.mirror": "how-to/object-stores.md#the-mirror-of-a-run",
+    "TrainConfig.log_every": f"{_RECIPES}#the-machine-can-be-taken-away",
+    "TrainConfig.curves": "how-to/reading-a-report.md#over-time",
+    "TrainConfig.trace": "how-to/slow-or-wrong.md#it-is-slow",
+    "TrainConfig.report": "how-to/reading-a-report.md",
+    "TrainConfig.shuffle_row_groups": "how-to/slow-or-wrong.md#it-runs-out-of-memory",
+    "TrainConfig.portions": f"{_RECIPES}#several-hosts-on-a-slow-network",
+    "TrainConfig.shuffle": "explanation/deduplication.md",
+    "TrainConfig.loss_weights": f"{_RECIPES}#clicks-and-likes-at-once",
+    "TrainConfig.class_weight": "how-to/reading-a-report.md#calibration",
+    "TrainConfig.calibration": "how-to/reading-a-report.md#calibration",
+    "TrainConfig.refit": "how-to/reading-a-report.md#what-is-tested-and-what-is-used",
+    "TrainConfig.deduplicate": "explanation/deduplication.md",
+    "DenseOptimizerConfig": "how-to/tuning.md",
+    "DenseOptimizerConfig.weight_decay": f"{_RECIPES}#it-overfits-after-one-epoch",
+    "DenseOptimizerConfig.schedule": f"{_RECIPES}#large-batches-or-a-loss-that-jumps",
+    "ScheduleConfig": f"{_RECIPES}#large-batches-or-a-loss-that-jumps",
+    "RowOptimizerConfig": "explanation/mixed-precision.md",
+    "RowOptimizerConfig.learning_rate": "how-to/tuning.md",
+    "RowOptimizerConfig.weight_decay": f"{_RECIPES}#it-overfits-after-one-epoch",
+    "RowOptimizerConfig.decay": f"{_RECIPES}#it-overfits-after-one-epoch",
+    "RowOptimizerConfig.schedule": f"{_RECIPES}#large-batches-or-a-loss-that-jumps",
+    "EarlyStoppingConfig": f"{_RECIPES}#it-overfits-after-one-epoch",
+    "EarlyStoppingConfig.metric": "reference/metrics.md",
+    "PlateauConfig": f"{_RECIPES}#it-overfits-after-one-epoch",
+    "PlateauConfig.metric": "reference/metrics.md",
+    "AverageConfig": f"{_RECIPES}#it-overfits-after-one-epoch",
+    "CheckpointConfig": f"{_RECIPES}#the-machine-can-be-taken-away",
+    "MemoryConfig": "how-to/larger-than-memory.md",
+    "MemoryConfig.hbm": "how-to/gpu.md",
+    "MemoryConfig.precision": "how-to/larger-than-memory.md#which-precision",
+    "MemoryConfig.rounding": "explanation/mixed-precision.md",
+    "MemoryConfig.parameters": f"{_RECIPES}#tables-do-not-fit-into-memory",
+    "MemoryConfig.state": "explanation/mixed-precision.md",
+    "MemoryConfig.lookahead": "explanation/levels.md",
+    "BlockConfig": "how-to/larger-than-memory.md#rows-on-an-ssd",
+    "MappedConfig": "how-to/larger-than-memory.md",
+    "CacheConfig": "how-to/larger-than-memory.md",
+    "CacheConfig.policy": "explanation/ranked-ids.md",
+    "HotConfig": "explanation/hot-batches.md",
+    "DistributedConfig": "how-to/slow-networks.md",
+    "DistributedConfig.timeout": "how-to/several-hosts.md",
+    "DistributedConfig.hosts": "how-to/several-hosts.md",
+    "DistributedConfig.sharding": "how-to/several-hosts.md",
+}
+"""Page that explains a field, or all other fields of a dataclass: `Dataclass.field` or `Dataclass` -> page."""
+
+
+def explanation(kind: type, field: str) -> tuple[str, str]:
+    """The key in `EXPLANATIONS` of a field, and the page; entries of fields come before those of dataclasses."""
+    names = [base.__name__ for base in kind.__mro__]
+    key = next(key for key in (*(f"{name}.{field}" for name in names), *names) if key in EXPLANATIONS)
+    return key, EXPLANATIONS[key]
+
+
+def _link(kind: type, field: str) -> str:
+    """A link from the reference to the explanation of a field, with the title of its page."""
+    _, target = explanation(kind, field)
+    page = target.partition("#")[0]
+    title = "Metrics" if page == "reference/metrics.md" else (DOCS / page).read_text().splitlines()[0].lstrip("# ")
+    return f"[{title}](../{target})"
+
+
 def _section(path: str, kind: type) -> Iterator[str]:
     hints, texts = typing.get_type_hints(kind, include_extras=False), _texts(kind)
     default_kind = next((f.default for f in dataclasses.fields(kind) if f.name == "kind"), None)
@@ -89,7 +231,8 @@ def _section(path: str, kind: type) -> Iterator[str]:
         inner = [*_dataclasses(hints[each.name])]
         what = "a section" if inner else f"`{_type(hints[each.name])}`"
         yield f"`{each.name}`"
-        yield f": {what}, {_default(each)}. {texts.get(each.name, '')}".rstrip()
+        parts = (f": {what}, {_default(each)}.", texts.get(each.name, ""), f"See {_link(kind, each.name)}.")
+        yield " ".join(part for part in parts if part)
         yield ""
 
 
