@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta, timezone
 from typing import Any, get_args
 from zoneinfo import ZoneInfo
 
@@ -36,7 +36,7 @@ CHANGES = st.builds(
 
 
 def expected(time: datetime, zone: str) -> dict[str, int]:
-    local = time.replace(microsecond=0, tzinfo=UTC).astimezone(ZoneInfo(zone))
+    local = time.replace(microsecond=0, tzinfo=timezone.utc).astimezone(ZoneInfo(zone))
     return {
         "hour": local.hour, "weekday": local.isoweekday(), "day": local.day, "month": local.month,
         "days": (local.date() - date(1970, 1, 1)).days,
@@ -131,7 +131,7 @@ def test_a_missing_date_gives_missing_numbers() -> None:
 
 def test_a_zone_of_the_column_and_offsets_are_converted_to_the_zone_of_the_schema() -> None:
     """A time in a summer night of Berlin, in a column with the zone of New York, in text with an offset, and in UTC."""
-    summer = datetime(2024, 6, 30, 22, 30, tzinfo=UTC)
+    summer = datetime(2024, 6, 30, 22, 30, tzinfo=timezone.utc)
     columns = (
         pl.Series([summer]).dt.convert_time_zone("America/New_York"), ["2024-06-30T18:30:00-04:00"],
         ["2024-06-30 22:30"], [summer], pl.Series([summer]).dt.cast_time_unit("ns").dt.replace_time_zone(None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def write_log(path: Path, first: int) -> pl.DataFrame:
         {
             "label": (draws.random(ROWS) < rate).astype(np.int64),
             "at": [time.strftime("%d/%m/%Y %H:%M") for time in at],
-            "arrival": pl.Series([time.replace(tzinfo=UTC) for time in arrival])
+            "arrival": pl.Series([time.replace(tzinfo=timezone.utc) for time in arrival])
             .dt.convert_time_zone("Asia/Tokyo")
             .set(hidden, None),
             "born": pl.Series(draws.integers(-(10**12), 10**12, ROWS)).set(hidden.shift(1, fill_value=False), None),

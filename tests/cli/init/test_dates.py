@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from stratarec.cli.init import draft, sample
 from stratarec.cli.init.date_columns import find_dates
 
 ROWS = 3000
-FIRST = datetime(2024, 3, 4, tzinfo=UTC)
+FIRST = datetime(2024, 3, 4, tzinfo=timezone.utc)
 
 
 def times(days: int = 90, seed: int = 0) -> list[datetime]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta, timezone
 from functools import cached_property
 from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
@@ -117,7 +117,7 @@ def read_plain_date(cell: Any, unit: TimeUnit, form: str) -> int | None:
             time = datetime(cell.year, cell.month, cell.day)
     if time is None or time.year < _FIRST_FORMATTED:
         return None
-    utc = time if time.tzinfo is None else time.astimezone(UTC).replace(tzinfo=None)
+    utc = time if time.tzinfo is None else time.astimezone(timezone.utc).replace(tzinfo=None)
     return (utc - _EPOCH) // timedelta(seconds=1)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import date, datetime, timezone
 from decimal import Decimal
 from itertools import chain
 from numbers import Integral
@@ -231,7 +231,7 @@ def _utc(cell: Any) -> datetime | None:
         return None
     if not isinstance(cell, datetime):
         return datetime(cell.year, cell.month, cell.day)
-    return cell if cell.tzinfo is None else cell.astimezone(UTC).replace(tzinfo=None)
+    return cell if cell.tzinfo is None else cell.astimezone(timezone.utc).replace(tzinfo=None)
 
 
 def _integer_or_cell(cell: Any) -> Any:
