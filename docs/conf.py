@@ -18,6 +18,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
+html_search_scorer = "_static/scorer.js"
 html_copy_source = False
 html_show_sphinx = False
 html_show_search_summary = False  # excerpts are fetched, which a browser refuses for files

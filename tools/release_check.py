@@ -3,9 +3,10 @@
 - CHANGELOG.md and CITATION.cff have the version.
 - Wheel and source archive are built twice, with equal bytes; the wheel contains only the package and is small.
 - Every dependency, direct or not, names a license that is compatible with Apache-2.0.
-- Links between pages lead to files and headings that exist.
-- The wheel is installed into an empty environment of each interpreter in ``--python``, where the commands of README.md
-  about a log run.
+- Links between pages lead to files and headings that exist, and the pages are built without a warning.
+- Every intrinsic of the kernels compiles for 64-bit ARM.
+- The wheel is installed into an empty environment of each interpreter in ``--python``, by default the current one. The
+  commands and the Python code of README.md run there, in a folder that has only the log.
 
 All faults are printed; the exit code is 1 if there is one.
 """
@@ -19,6 +20,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -39,6 +41,7 @@ ALLOWED = re.compile(
     re.IGNORECASE,
 )
 """Licenses that a program under Apache-2.0 may depend on."""
+BLOCK = re.DOTALL | re.MULTILINE
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -130,27 +133,47 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in lines}
 
 
+def command_faults(name: str, *command: object) -> Iterator[str]:
+    """Yield the end of a command's output if it fails."""
+    done = subprocess.run([str(word) for word in command], check=False, cwd=ROOT, capture_output=True, text=True)
+    print(f"{name}: exit code {done.returncode}", flush=True)
+    if done.returncode:
+        yield f"{name}: {(done.stdout + done.stderr)[-500:]}"
+
+
 def readme_faults(python: str, wheel: Path, torch: str) -> Iterator[str]:
-    """Install the wheel for an interpreter, and run the commands of README.md about a log."""
+    """Install the wheel for an interpreter, and run the commands and the code of README.md."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
         inside = folder / "venv" / "bin" / "python"
-        pip = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
         if subprocess.run([*pip, torch, f"{wheel}[onnx]"], check=False).returncode:
             yield f"{python}: the wheel cannot be installed"
             return
         work = folder / "work"
         work.mkdir()
         subprocess.run([inside, ROOT / "examples" / "make_log.py"], check=True, cwd=work)
-        block = (ROOT / "README.md").read_text().split("```shell\n")[1].split("```")[0]
-        for line in block.splitlines():
-            command, *arguments = shlex.split(line, comments=True)
-            done = subprocess.run([inside.with_name(command), *arguments], check=False, cwd=work, capture_output=True)
-            print(f"{python}: {' '.join(arguments[:2])}: exit code {done.returncode}")
+        for command in readme_commands():
+            words = (
+                [inside, "-c", command[1]] if command[0] == "python" else [inside.with_name(command[0]), *command[1:]]
+            )
+            start = time.monotonic()
+            done = subprocess.run(words, check=False, cwd=work, capture_output=True, text=True)
+            shown = " ".join(command[:3]).partition("\n")[0]
+            print(f"{python}: {shown}: exit code {done.returncode}, {time.monotonic() - start:.0f} s", flush=True)
             if done.returncode:
-                yield f"{python}: {line.strip()}: {done.stderr.decode()[-500:]}"
+                yield f"{python}: {shown}: {done.stderr[-500:]}"
                 return
+
+
+def readme_commands() -> Iterator[list[str]]:
+    """Yield the words of each command of README.md in order; those of Python code are `python` and the code."""
+    for language, text in re.findall(r"^```(shell|python)\n(.*?)^```", (ROOT / "README.md").read_text(), BLOCK):
+        if language == "python":
+            yield [language, text]
+        else:
+            yield from (words for line in text.splitlines() if (words := shlex.split(line, comments=True)))
 
 
 def main() -> int:
@@ -169,7 +192,9 @@ def main() -> int:
         archives = build(Path(first))
         faults += archive_faults(archives, build(Path(second)))
         wheel = next(path for path in archives if path.suffix == ".whl")
-        for python in options.python:
+        faults += command_faults("pages", sys.executable, "-m", "sphinx", "-W", "-q", "docs", f"{first}/pages")
+        faults += command_faults("64-bit ARM", sys.executable, "tools/compile_aarch64.py")
+        for python in options.python or [sys.executable]:
             faults += readme_faults(python, wheel, options.torch)
     print(*(f"fault: {fault}" for fault in faults), sep="\n")
     print(f"{version}: {len(faults)} faults" if faults else f"{version} can be released")
