@@ -116,7 +116,6 @@ EXPLANATIONS = {
     "SyntheticConfig": f"{_RECIPES}#no-log-yet-to-try-or-to-measure",
     "SplitConfig": f"{_RECIPES}#the-model-must-hold-in-the-future",
     "SplitConfig.negatives": f"{_RECIPES}#one-click-in-a-thousand-rows",
-    "VocabularyLimits": f"{_RECIPES}#a-hundred-million-values-in-one-column",
     "VocabularyOverride": f"{_RECIPES}#a-hundred-million-values-in-one-column",
     "VocabularyConfig": f"{_RECIPES}#a-hundred-million-values-in-one-column",
     "VocabularyConfig.evict": "how-to/daily-training.md",

@@ -86,7 +86,7 @@ def test_every_field_links_to_a_heading_whose_page_names_it() -> None:
             if "." in key and not re.search(rf"\b{field.name}\b", text):
                 unexplained.append(f"{key}: {target} does not contain the field")
     assert not unexplained
-    assert not tool.EXPLANATIONS.keys() - used, "entries without a field"
+    assert not {key for key in tool.EXPLANATIONS if "." in key} - used, "entries without a field"
 
 
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
