@@ -40,7 +40,7 @@ class Recipe:
     512
     """
 
-    __pydantic_config__: ClassVar = pydantic.ConfigDict(extra="forbid")
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = pydantic.ConfigDict(extra="forbid")
     """Unknown keys are errors, in this section and in all sections below it."""
 
     name: str

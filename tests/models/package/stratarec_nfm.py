@@ -17,7 +17,7 @@ class NFMConfig(VectorsConfig):
 
     kind: Literal["nfm"] = "nfm"
     first_order: ClassVar[bool] = True
-    default_overrides: ClassVar = {"train.embedding.kind": "adagrad"}
+    default_overrides: ClassVar[dict[str, str]] = {"train.embedding.kind": "adagrad"}
     initial_rows: float = 0.05
     deep_mlp: tuple[int, ...] = (64,)
     """Hidden sizes."""

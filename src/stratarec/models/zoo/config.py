@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from stratarec.config.validate import check_ranges
 from stratarec.errors import ConfigError
@@ -46,7 +47,7 @@ class DCNv2Config(VectorsConfig):
     """Sizes of a DCN V2."""
 
     kind: Literal["dcnv2"] = "dcnv2"
-    layer_counts: ClassVar = ("cross_layers",)
+    layer_counts: ClassVar[tuple[str, ...]] = ("cross_layers",)
     structure: Literal["stacked", "parallel"] = "parallel"
     """``stacked``: the deep network follows the crosses; ``parallel``: both use the input and are joined at the end."""
     cross_layers: int = 3
@@ -67,7 +68,11 @@ class LRConfig(VectorsConfig):
 
     kind: Literal["lr"] = "lr"
     # High learning rates, because there is no network: with the usual rates, weights hardly leave 0.
-    default_overrides: ClassVar = {**SHALLOW, "train.dense.learning_rate": 0.02, "train.embedding.learning_rate": 0.1}
+    default_overrides: ClassVar[Mapping[str, Any]] = {
+        **SHALLOW,
+        "train.dense.learning_rate": 0.02,
+        "train.embedding.learning_rate": 0.1,
+    }
     embedding_dim: int = 1
     """Must be 1, the width of a weight."""
 
@@ -85,7 +90,7 @@ class FMConfig(VectorsConfig):
 
     kind: Literal["fm"] = "fm"
     first_order: ClassVar[bool] = True
-    default_overrides: ClassVar = {**FIRST_ORDER, **SHALLOW, "train.dense.learning_rate": 0.01}
+    default_overrides: ClassVar[Mapping[str, Any]] = {**FIRST_ORDER, **SHALLOW, "train.dense.learning_rate": 0.01}
     initial_rows: float = MULTIPLIED
 
 
@@ -94,9 +99,9 @@ class WideDeepConfig(VectorsConfig):
     """Sizes of a Wide & Deep network."""
 
     kind: Literal["wide_deep"] = "wide_deep"
-    needed_layers: ClassVar = ("deep_mlp",)
+    needed_layers: ClassVar[tuple[str, ...]] = ("deep_mlp",)
     first_order: ClassVar[bool] = True
-    default_overrides: ClassVar = FIRST_ORDER
+    default_overrides: ClassVar[Mapping[str, Any]] = FIRST_ORDER
     deep_mlp: tuple[int, ...] = (512, 256)
     """Hidden sizes of the deep network."""
 
@@ -106,9 +111,9 @@ class DeepFMConfig(VectorsConfig):
     """Sizes of a DeepFM."""
 
     kind: Literal["deepfm"] = "deepfm"
-    needed_layers: ClassVar = ("deep_mlp",)
+    needed_layers: ClassVar[tuple[str, ...]] = ("deep_mlp",)
     first_order: ClassVar[bool] = True
-    default_overrides: ClassVar = FIRST_ORDER
+    default_overrides: ClassVar[Mapping[str, Any]] = FIRST_ORDER
     initial_rows: float = MULTIPLIED
     deep_mlp: tuple[int, ...] = (512, 256)
     """Hidden sizes of the deep network."""
@@ -119,8 +124,8 @@ class FinalMLPConfig(VectorsConfig):
     """Sizes of a FinalMLP."""
 
     kind: Literal["finalmlp"] = "finalmlp"
-    layer_counts: ClassVar = ("fusion_heads",)
-    needed_layers: ClassVar = ("first_mlp", "second_mlp")
+    layer_counts: ClassVar[tuple[str, ...]] = ("fusion_heads",)
+    needed_layers: ClassVar[tuple[str, ...]] = ("first_mlp", "second_mlp")
     first_mlp: tuple[int, ...] = (512,)
     """Hidden sizes of the first network."""
     second_mlp: tuple[int, ...] = (512,)
@@ -165,7 +170,7 @@ class DINConfig(VectorsConfig):
     """Sizes of a deep interest network."""
 
     kind: Literal["din"] = "din"
-    needed_layers: ClassVar = ("deep_mlp",)
+    needed_layers: ClassVar[tuple[str, ...]] = ("deep_mlp",)
     history: HistoryConfig = field(default_factory=partial(HistoryConfig, pooling="target_attention"))
     """Pooling of histories and sequences, by default target attention."""
     deep_mlp: tuple[int, ...] = (200, 80)
@@ -181,7 +186,7 @@ class EnsembleConfig(VectorsConfig):
 
     kind: Literal["ensemble"] = "ensemble"
     layer_counts: ClassVar[tuple[str, ...]] = ("members",)
-    needed_layers: ClassVar = ("member_mlp",)
+    needed_layers: ClassVar[tuple[str, ...]] = ("member_mlp",)
     one_label: ClassVar[bool] = True
     embedding_dim: int = 8
     """D, width of a member's vectors."""
