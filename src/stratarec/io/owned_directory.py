@@ -67,7 +67,9 @@ def named_directory(text: str | Path) -> Path:
     try:
         # Only the last part is resolved: parent directories need not be readable as paths.
         path = path.resolve() if path.is_symlink() or path.name in ("", "..") else path
-    except (OSError, RuntimeError) as error:  # a circle of links
+        if path.is_symlink():  # from Python 3.13 on, `resolve` returns a circle of links; before, it raises an error
+            raise RuntimeError(f"{path} is part of a circle of links")
+    except (OSError, RuntimeError) as error:
         raise StorageError(f"cannot use {path}: its links lead nowhere; name another directory") from error
     if not path.name:
         raise StorageError(f"{path} is the root directory; name a subdirectory")
