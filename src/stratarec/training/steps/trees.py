@@ -67,7 +67,8 @@ class TreeFit:
         size, most = _COPIES * 4 * dataset.samples("train") * trees.width, memory_bytes() // 2
         if size > most:
             self._reason = (
-                f"their samples take {size / 2**30:,.1f} GiB, more than half of the memory ({2 * most / 2**30:,.1f} GiB)"
+                f"their samples take {size / 2**30:,.1f} GiB, more than half of the memory "
+                f"({2 * most / 2**30:,.1f} GiB)"
             )
             return
         train = _read(trees, dataset, "train", positive)
