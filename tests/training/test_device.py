@@ -53,6 +53,14 @@ def test_losses_match_the_cpu_under_any_schedule(schedule: str) -> None:
 
 
 @pytest.mark.slow
+def test_the_lazy_device_detects_missing_waits() -> None:
+    schedules = device_jobs.run("device_jobs.find()")
+    assert schedules.pop("") is None
+    assert len(schedules) == len(device_jobs.FAULTS)
+    assert all(schedules.values()), schedules
+
+
+@pytest.mark.slow
 def test_many_steps_of_each_model_and_shipped_recipe_match_the_cpu() -> None:
     assert {case["kind"] for case in SHIPPED.values()} == {"dlrm", "dcnv2", "din"}
     compared((*(kind for kind in KINDS if kind not in ("dlrm", "dcnv2", "din")), *SHIPPED), 41, schedule="all-lazy")

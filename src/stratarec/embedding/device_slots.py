@@ -156,12 +156,14 @@ class DeviceSlots(SlotMemory):
                 D=self.width, U=_UNROLLED, SINGLE=lists.offsets is None, BY=math.gcd(features.multiple, out.stride(0)),
             )  # fmt: skip
 
-    def gather(self, staged: StagedBatch, feature: int, out: Tensor) -> None:
+    def gather(self, staged: StagedBatch, feature: int) -> Tensor:
         assert isinstance(staged, DeviceBatch)
         staged.arrive()
         place = int(np.flatnonzero(staged.features.order == feature)[0])
         rows = staged.lists.rows[staged.begin[place] : staged.begin[place + 1]]
-        torch.index_select(self._parts[0].view(-1, self.width), 0, rows, out=out)
+        # The room behind the lookups gets zeros, whatever the last slot contains.
+        gathered = self._parts[0].view(-1, self.width).index_select(0, rows.clamp(max=self.slots - 1))
+        return gathered.masked_fill_((rows >= self.slots).unsqueeze(1), 0.0)
 
     def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
         if missed is not None:
@@ -176,7 +178,10 @@ class DeviceSlots(SlotMemory):
         assert isinstance(staged, DeviceBatch)
         lists, room, pooled = staged.lists, staged.lists.form.lookups, gradients.pooled
         staged.list_rows(pooled.shape[1])
-        sequences = torch.cat([part.reshape(-1) for part in gradients.rows]) if gradients.rows else None
+        # Gradients of exactly the lookups get the room that is behind them in the lists.
+        rooms = zip(gradients.rows, staged.lists.form.sequences, strict=True)
+        parts_of = [torch.nn.functional.pad(part, (0, 0, 0, room - len(part))) for part, room in rooms]
+        sequences = torch.cat(parts_of).view(-1) if parts_of else None
         multiple = math.gcd(staged.features.multiple, pooled.shape[1])
         longest = _longest_run(room)
         blocks = -(-room // longest)

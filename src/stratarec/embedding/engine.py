@@ -375,16 +375,21 @@ class Engine(LookupEngine[Prepared]):
         try:
             for tables, staged in zip(self.tables, prepared.staged, strict=True):
                 tables.apply_missed_steps(staged)
-            return self.pool_staged(prepared.staged, prepared.features.batch_size)
+            return self.pool_staged(prepared.staged, prepared.features.batch_size, with_room=False)
         except BaseException:
             prepared.release()
             raise
 
-    def pool_staged(self, staged: Sequence[StagedBatch], size: int) -> tuple[Tensor, ...]:
-        """Pool a batch of `size` bags from the staged batch of each table group; return the output of `look_up`."""
+    def pool_staged(
+        self, staged: Sequence[StagedBatch], size: int, *, with_room: bool = True
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """Pool a batch of `size` bags from the staged batch of each table group; return the output of `look_up`.
+
+        If `with_room`, rows of zeros may follow the rows of a sequence feature, so that sizes are those of a class.
+        """
         rows, pooled = list[Tensor](), self.level0.empty(size, self._columns)
         for tables, part in zip(self.tables, staged, strict=True):
-            rows += tables.pool(part, pooled)
+            rows += (tables.pool_with_room if with_room else tables.pool)(part, pooled)
         self._output_bytes = max(self._output_bytes, sum(buffer_bytes(part.numel()) for part in (pooled, *rows)))
         return (pooled, *rows)
 

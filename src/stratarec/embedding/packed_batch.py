@@ -1,9 +1,10 @@
 """A batch on a device: its packed words, and the lists that the update of its rows needs, in one buffer.
 
-The host packs the slots of all lookups, first those of pooled features, then those of sequence features; the lookups of
-each table keep their order. The device sorts them (`BatchLists.list_rows`), which depends on ids only, so it happens
-while earlier batches train. Sizes of all parts follow from a `Form`, and numbers that change from batch to batch are in
-memory: so batches of a form have equal addresses in a buffer, and a CUDA graph can read another buffer of the form.
+The host packs the slots of all lookups, first those of pooled features, then those of each sequence feature, with room
+behind them for other batches of the size class; the lookups of each table keep their order. The device sorts them
+(`BatchLists.list_rows`), which depends on ids only, so it happens while earlier batches train. Sizes of all parts
+follow from a `Form`, and numbers that change from batch to batch are in memory: so batches of a form have equal
+addresses in a buffer, and a CUDA graph can read another buffer of the form.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratarec.embedding.rings import Place, Ring, room_for
+from stratarec.embedding.rings import Place, Ring, room_for, sequence_room
 from stratarec.embedding.slots import StagedBatch, require_unchanged
 from stratarec.kernels.bags import BagBatch, GroupLayout, list_slots
 from stratarec.kernels.runtime.accelerator import Transfers
@@ -77,6 +78,8 @@ class Form(NamedTuple):
     ----------
     lookups : int
         Room for lookups.
+    sequences : tuple of int
+        Room for the lookups of each sequence feature, which is behind the room for pooled lookups.
     bags : int
         Number of pooled bags.
     jagged : bool
@@ -86,6 +89,7 @@ class Form(NamedTuple):
     """
 
     lookups: int
+    sequences: tuple[int, ...]
     bags: int
     jagged: bool
     weighted: bool
@@ -130,7 +134,7 @@ class BatchLists:
     """
 
     sizes: Tensor
-    """``[2]`` int32: the number of lookups and of pooled lookups."""
+    """``[2]`` int32: the number of lookups, and the room for pooled lookups."""
     rows: Tensor
     """``[N]`` int32 slots of the lookups."""
     offsets: Tensor | None
@@ -177,7 +181,9 @@ class DeviceBatch(StagedBatch):
     ----------
     features : FeatureLists
     begin : list of int
-        First staged lookup of each feature in the order of `features`, and the number of all lookups.
+        First place of each feature's lookups in the lists, in the order of `features`, and the number of all places.
+    pooled_lookups : int
+        Number of lookups of pooled features.
     lists : BatchLists
     place, ring : Place or None, Ring or None
         Place of the lists in a ring, which receives it by `release`.
@@ -185,6 +191,7 @@ class DeviceBatch(StagedBatch):
 
     features: FeatureLists
     begin: list[int]
+    pooled_lookups: int
     lists: BatchLists
     place: Place | None
     ring: Ring | None
@@ -192,33 +199,29 @@ class DeviceBatch(StagedBatch):
     @classmethod
     def pack(cls, layout: GroupLayout, bags: BagBatch, features: FeatureLists, ring: Ring) -> DeviceBatch:
         """Write a batch into a pinned buffer and start its copy to the device."""
-        spans = [bags.span(feature) for feature in features.order.tolist()]
-        begin = np.cumsum([0, *(last - first for first, last in spans)]).tolist()
-        count, size = begin[-1], features.pooled * bags.batch
+        counts = [last - first for first, last in map(bags.span, features.order.tolist())]
+        lookups, pooled, size = sum(counts), sum(counts[: features.pooled]), features.pooled * bags.batch
         weighted = bags.weights is not None
         jagged = bags.offsets is not None or weighted
         # Batches of single ids have one size.
-        room = room_for(count) if bags.offsets is not None else max(count, 1)
-        form = Form(room, size, jagged, weighted, weighted or (features.averaged and jagged))
+        room = room_for(pooled) if bags.offsets is not None else max(pooled, 1)
+        sequences = tuple(map(sequence_room, counts[features.pooled :]))
+        begin = np.cumsum([0, *counts[: features.pooled]])[:-1].tolist()
+        begin += np.cumsum([room, *sequences]).tolist()
+        form = Form(begin[-1], sequences, size, jagged, weighted, weighted or (features.averaged and jagged))
         parts, packed, total = _parts(form)
         place = ring.take(total)
         words = place.host.numpy()
         arrays = [words[at : at + length] for at, length, _ in (parts[name] for name in ("rows", "offsets", "share"))]
-        words[:2] = count, begin[features.pooled]
-        arrays[0][count:] = _BEHIND
-        require_unchanged(list_slots(layout, bags, features.order, features.pooled, arrays))
+        words[:2] = lookups, room
+        for first, count, end in zip(begin, counts, begin[1:], strict=False):
+            arrays[0][first + count : end] = _BEHIND
+        if not features.pooled:
+            arrays[0][:room] = _BEHIND
+        places = np.array(begin[:-1], dtype=np.int64)
+        require_unchanged(list_slots(layout, bags, features.order, places, features.pooled, arrays))
         place.send(packed)
-        return cls(layout, bags, features, begin, BatchLists(form, place.device[:total]), place, ring)
-
-    @property
-    def lookups(self) -> int:
-        """Number of lookups."""
-        return self.begin[-1]
-
-    @property
-    def pooled_lookups(self) -> int:
-        """Number of lookups of pooled features."""
-        return self.begin[self.features.pooled]
+        return cls(layout, bags, features, begin, pooled, BatchLists(form, place.device[:total]), place, ring)
 
     def _list_bags(self) -> None:
         lists = self.lists

@@ -157,6 +157,11 @@ def room_for(count: int) -> int:
     return -(-count // step) * step
 
 
+def sequence_room(count: int) -> int:
+    """Return the number of rows of a sequence feature with `count` lookups on a device: the last row is zeros."""
+    return room_for(count + 1)
+
+
 class Ring:
     """Reuses the places of batches. It grows to the largest number of batches that are in flight at once.
 

@@ -99,8 +99,8 @@ class SlotMemory(Protocol):
     def pool(self, staged: StagedBatch, out: Tensor) -> None:
         """Pool the rows of a batch into the group's columns of `out` ``[B, columns]``."""
 
-    def gather(self, staged: StagedBatch, feature: int, out: Tensor) -> None:
-        """Fill `out` ``[N, D]`` with the rows of a sequence feature."""
+    def gather(self, staged: StagedBatch, feature: int) -> Tensor:
+        """Return the rows ``[N, D]`` of a sequence feature; queued memories add rows of zeros (`sequence_room`)."""
 
     def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
         """Apply one step of the row optimizer."""
@@ -273,8 +273,12 @@ class CpuSlots(SlotMemory):
     def pool(self, staged: StagedBatch, out: Tensor) -> None:
         require_unchanged(pooling.pool(self._rows.weights, staged.layout, staged.bags, out))
 
-    def gather(self, staged: StagedBatch, feature: int, out: Tensor) -> None:
+    def gather(self, staged: StagedBatch, feature: int) -> Tensor:
+        first, last = staged.bags.span(feature)
+        # Not zeroed: every row is written.
+        out = self.empty(last - first, self.width)
         require_unchanged(pooling.gather(self._rows.weights, staged.layout, staged.bags, feature, out))
+        return out
 
     def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
         update.update(self._slots, staged.layout, staged.bags, gradients, rule, self._workspace, missed)

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.errors import ConfigError
-from stratarec.kernels.runtime.accelerator import on_device
+from stratarec.kernels.row_index import RowIndex, add_up
+from stratarec.kernels.row_index import take as take_rows
 from stratarec.kernels.runtime.memory import RECYCLER, flat
 from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
 from stratarec.kernels.runtime.threads import team_threads, tile_size
@@ -69,41 +70,43 @@ class Pairs:
             )
 
 
-def pair_sums(samples: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
+class DevicePairs(NamedTuple):
+    """Pairs on a device: the sample and the event of every pair. There may be more pairs, which are in no list."""
+
+    samples: RowIndex
+    events: RowIndex
+
+
+def pair_sums(samples: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Tensor:
     """Return ``samples[b] + events[e]`` of every pair, ``[N, D]`` float32."""
+    if isinstance(pairs, DevicePairs):
+        return take_rows(samples.float(), pairs.samples) + take_rows(events.float(), pairs.events)
     pairs.check(samples, events)
-    if events.device.type != "cpu":
-        return reference_pair_sums(samples.float(), events.float(), *_places(pairs, events))
     out: Tensor = _Combine.apply(samples.float(), events.float(), pairs, False)
     return out
 
 
-def pair_products(samples: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
+def pair_products(samples: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Tensor:
     """Return ``samples[b] * events[e]`` of every pair, ``[N, D]`` float32."""
+    if isinstance(pairs, DevicePairs):
+        return take_rows(samples.float(), pairs.samples) * take_rows(events.float(), pairs.events)
     pairs.check(samples, events)
-    if events.device.type != "cpu":
-        return reference_pair_products(samples.float(), events.float(), *_places(pairs, events))
     out: Tensor = _Combine.apply(samples.float(), events.float(), pairs, True)
     return out
 
 
-def pair_pool(weights: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
+def pair_pool(weights: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Tensor:
     """Return for each sample the sum of ``weights[p] * events[e]`` over its pairs, ``[B, D]`` float32.
 
     The sum of a sample without pairs is zero.
     """
+    if isinstance(pairs, DevicePairs):
+        return add_up(weights.float().unsqueeze(1) * take_rows(events.float(), pairs.events), pairs.samples)
     pairs.check(None, events)
     if weights.shape != (len(pairs),):
         raise ConfigError(f"{len(pairs)} pairs got weights {tuple(weights.shape)}, expected one for each pair")
-    if events.device.type != "cpu":
-        return reference_pair_pool(weights.float(), events.float(), *_places(pairs, events), pairs.samples)
     out: Tensor = _Pool.apply(weights.float(), events.float(), pairs)
     return out
-
-
-def _places(pairs: Pairs, events: Tensor) -> tuple[Tensor, Tensor]:
-    sample, event = pairs.places
-    return on_device(sample, events), on_device(event, events)
 
 
 # Every pair refers to the row of its event. When keys and rows were copied to every sample and padded, deduplication

@@ -147,19 +147,22 @@ def mark_rows(group: GroupLayout, bags: BagBatch, bits: NDArray[np.uint8]) -> No
 
 
 def list_slots(
-    group: GroupLayout, bags: BagBatch, order: NDArray[np.int64], pooled: int, out: Sequence[NDArray[np.int32]]
-) -> int:
+    group: GroupLayout, bags: BagBatch, order: NDArray[np.int64], begin: NDArray[np.int64], pooled: int,
+    out: Sequence[NDArray[np.int32]],
+) -> int:  # fmt: skip
     """List a batch's lookups, feature after feature; return the position of an id outside its table, or -1.
 
     Parameters
     ----------
     order : ndarray
         Positions of the features in the group, in the order of the list; the first `pooled` features are pooled.
+    begin : ndarray
+        First place in the list of each feature of `order`.
     out : sequence of ndarray
         Three int32 arrays to fill, of at least these sizes, or empty if not needed: the row of each lookup in the group
         ``[N]``, the first lookup of each pooled bag ``[pooled * B + 1]``, and the bits of float32 weights ``[N]``.
     """
-    return int(_list_slots(bags.compiled, group.features(bags), order, pooled, *out))
+    return int(_list_slots(bags.compiled, group.features(bags), order, begin, pooled, *out))
 
 
 U = np.uint64
@@ -225,11 +228,10 @@ def _first_outside(bags, filled, key, rows, sequence):
 
 
 @njit(nogil=True, cache=True)
-def _list_slots(bags, features, order, pooled, rows, offsets, weights):
+def _list_slots(bags, features, order, first_place, pooled, rows, offsets, weights):
     bags, features = Bags(*bags), Features(*features)
-    count = 0
     for place in range(len(order)):
-        f = order[place]
+        f, count = order[place], first_place[place]
         begin, end = span(bags, features.key[f])
         base, limit, wrong = np.int32(features.base[f]), U(features.rows[f]), 0
         # Without a branch the loop is vectorised.
@@ -248,7 +250,6 @@ def _list_slots(bags, features, order, pooled, rows, offsets, weights):
             for bag in range(bags.batch + 1):
                 start = bag if bags.singles else bags.offsets[shift + bag] - begin
                 offsets[first + bag] = np.int32(count + start)
-        count += end - begin
     return -1
 
 

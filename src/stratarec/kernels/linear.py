@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from stratarec.kernels.runtime.accelerator import on_device
 from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
 from stratarec.kernels.runtime.threads import team_threads, tile_size
 from stratarec.kernels.simd.vector import LANES, add, load, passed, store
@@ -45,8 +44,6 @@ def run_linear(
     relu : bool
         Whether to apply ReLU.
     """
-    if unshared.device.type != "cpu":
-        return reference_run_linear(unshared, shared, weight, bias, columns, starts, relu=relu)
     out: Tensor = _RunLinear.apply(unshared, shared, weight, bias, columns, starts, relu)
     return out
 
@@ -190,9 +187,9 @@ def reference_run_linear(
     starts: Tensor, *, relu: bool,
 ) -> Tensor:  # fmt: skip
     """Compute `run_linear` by concatenating the inputs of each sample."""
-    run = on_device(torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff()), unshared)
+    run = torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff())
     inputs = unshared.new_zeros(len(unshared), weight.shape[1])
     for part, places in zip((unshared, shared[run]), columns, strict=True):
-        inputs = inputs.index_copy(1, on_device(places, unshared), part[:, : len(places)])
+        inputs = inputs.index_copy(1, places, part[:, : len(places)])
     out = functional.linear(inputs, weight, bias)
     return out.relu() if relu else out

@@ -2,8 +2,7 @@
 
 Shapes: B samples, R runs of samples, U distinct values, W columns of a pooled buffer, E values under windows, D width.
 Every sum is over samples (or windows) in ascending order, and one thread computes each output element, so the bits do
-not depend on the number of threads. The reference also runs on other devices. It never waits for the device, and it
-sums in ascending order if `index_add` of the device does.
+not depend on the number of threads. On a device, `row_index` does this.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratarec.kernels.runtime.accelerator import on_device
 from stratarec.kernels.runtime.memory import RECYCLER, flat
 from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
 from stratarec.kernels.runtime.threads import team_threads, tile_size
@@ -54,14 +52,11 @@ class RunColumns:
 
     def __init__(self, columns: int, spans: Sequence[tuple[int, int]], starts: Tensor) -> None:
         self.columns, self.starts = columns, starts.numpy()
-        self._lengths = starts.diff()
         self.size = int(self.starts[-1])
         self._spans = _merged(sorted(spans))
 
     def expand(self, pooled: Tensor) -> Tensor:
         """Copy the spans of each run to all its samples, in place; return `pooled`, ``[B, W]``."""
-        if pooled.device.type != "cpu":
-            return reference_expand(pooled, self._spans, self._run(pooled))
         first, width = _pieces(self._spans)
         _expand(team_of(team_threads()), pooled.view(-1).numpy(), self.columns, self.starts, first, width)
         return pooled
@@ -71,8 +66,6 @@ class RunColumns:
 
         Returns ``[B, W]``; the spans of its rows from R on are undefined.
         """
-        if gradient.device.type != "cpu":
-            return reference_fold(gradient, self._spans, self._run(gradient), len(self._lengths))
         out = RECYCLER.empty(self.size, self.columns)
         first, width = (np.array(part, dtype=np.int64) for part in zip(*self._spans, strict=True))
         threads = team_threads()
@@ -81,15 +74,9 @@ class RunColumns:
         _fold(team_of(threads), flat(gradient), self.columns, self.starts, first, width, target, tile)
         return out
 
-    def _run(self, tensor: Tensor) -> Tensor:
-        """Return the number of each sample's run, ``[B]``, on the device of `tensor`."""
-        return on_device(torch.repeat_interleave(torch.arange(len(self._lengths)), self._lengths), tensor)
-
 
 def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
     """Return ``[rows, W]`` sums of gradients ``[B, W]``: row r sums all b with ``inverse[b] == r``, ascending."""
-    if gradient.device.type != "cpu":
-        return reference_sum_rows(gradient, on_device(inverse.long(), gradient), rows)
     out = RECYCLER.empty(rows, gradient.shape[1])
     _sum_rows(
         team_of(team_threads()), flat(gradient), gradient.shape[1], inverse.numpy(), out.view(-1).numpy(),
@@ -117,9 +104,6 @@ def _pieces(spans: Spans) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) -> Tensor:
     """Copy the windows of `rows` ``[E, D]`` to ``[U, longest, D]``, with zeros after each window."""
-    if rows.device.type != "cpu":
-        places = on_device(reference_window_places(start, length, longest, len(rows)), rows)
-        return reference_gather_windows(rows, places)
     out, threads = RECYCLER.empty(start.numel(), longest, rows.shape[1]), team_threads()
     _gather_windows(
         team_of(threads), flat(rows), rows.shape[1], start.numpy(), length.numpy(), longest,
@@ -134,9 +118,6 @@ def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int
     `gradient` is ``[U, longest, D]``.
     """
     longest, width = gradient.shape[1:]
-    if gradient.device.type != "cpu":
-        places = on_device(reference_window_places(start, length, longest, values), gradient)
-        return reference_scatter_windows(gradient, places, values)
     out, threads = RECYCLER.empty(values, width), team_threads()
     _scatter_windows(
         team_of(threads), flat(gradient), width, start.numpy(), length.numpy(), longest, tile_size(values, threads),

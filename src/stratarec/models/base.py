@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,12 +16,14 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Embeddings, Handle
+from stratarec.embedding.rings import sequence_room
 from stratarec.errors import ConfigError, TrainingError
+from stratarec.kernels.row_index import RowIndex, take
 from stratarec.kernels.runtime.accelerator import CPU, on_device, transfers_of
 from stratarec.models.calibration import Calibration
 from stratarec.models.config import VectorsConfig
 from stratarec.models.heads import MMoE, SharedBottom, build_heads
-from stratarec.models.history import History, HistoryWindows, build_pooling
+from stratarec.models.history import History, HistoryLists, HistoryWindows, build_pooling
 from stratarec.models.request import Request, Runs, chosen
 from stratarec.models.zoo.fields import Terms
 from stratarec.models.zoo.trees import MEMBERS, TreeMembers
@@ -133,7 +135,7 @@ class Network(nn.Module):
 
     @property
     def captured(self) -> bool:
-        """Whether a CUDA graph can repeat a training step, if no batch has histories or shared vectors."""
+        """Whether a CUDA graph can repeat a training step."""
         return len(self.labels) == 1 and getattr(self.score, "captured", False)
 
     @property
@@ -150,6 +152,20 @@ class Network(nn.Module):
     def tree_columns(self) -> int:
         """Number of columns behind the dense features in the input of the network outside training."""
         return 0 if self.trees is None else MEMBERS
+
+    @property
+    def behaviours(self) -> list[tuple[tuple[str, ...], Any]]:
+        """Columns and pooling of each history or sequence."""
+        return list(zip(self.event_columns, self.poolings, strict=True))
+
+    def lists(self, request: Request, size: int) -> tuple[RowIndex | None, ...]:
+        """Return `Request.lists` for a batch of `size` samples."""
+        starts = request.starts
+        lists = [None if starts is None else RowIndex.of_lengths(starts.diff(), rows=size, room=size)]
+        for (first, *_), pooling in self.behaviours:
+            rows = sequence_room(int(request.bags_of(first)[-1]))
+            lists += pooling.lists(request.windows_of(first, size), rows)
+        return tuple(lists)
 
     def fault(self) -> str:
         """Check tensors on which more than arithmetic depends, such as nodes of trees, because they may come from a
@@ -305,7 +321,13 @@ class CTRModel(nn.Module):
 
     def request(self, batch: Batch) -> Request:
         """Return the ids to look up; each distinct value of a deduplication group appears once."""
-        return Request.of(batch, self.network.sequence_keys, self.network.weighted_means)
+        request = Request.of(batch, self.network.sequence_keys, self.network.weighted_means)
+        return replace(request, lists=self.network.lists(request, batch.size)) if self.on_device else request
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the network reads lists of a batch, because it or all rows are on a device."""
+        return self.device.type != "cpu" or bool(getattr(self.embeddings.engine, "queued", False))
 
     def lookup_zero(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """Return a zero that depends on the lookups.
@@ -335,17 +357,43 @@ class CTRModel(nn.Module):
     def arrange(
         self, output: Embeddings, request: Request, size: int, sequences: Sequence[str]
     ) -> tuple[Tensor, list[History], Runs | None]:
-        """Return pooled vectors, histories and runs for a batch of `size` samples, from the result of its lookup."""
-        histories = []
-        for key in sequences:
-            bags = output.sequences[key]
-            # Empty bags may follow the bags of the batch's samples.
-            offsets = bags.offsets[: size + 1]
-            windows = request.windows.get(key) or HistoryWindows(start=offsets[:-1], length=offsets.diff())
-            histories.append(History(rows=bags.values, windows=windows))
+        """Return pooled vectors, histories and runs for a batch of `size` samples, from the result of its lookup.
+
+        On a device, the vectors of runs are expanded: there are no runs then.
+        """
         # A group may have more distinct values than there are samples.
         pooled = output.pooled if len(output.pooled) == size else output.pooled[:size]
-        return pooled, histories, Runs.of(request, output.pooled_keys)
+        if not request.lists:
+            histories = []
+            for key in sequences:
+                bags = output.sequences[key]
+                windows = request.windows.get(key) or HistoryWindows.of_bags(bags.offsets, size)
+                histories.append(History(rows=bags.values, windows=windows))
+            return pooled, histories, Runs.of(request, output.pooled_keys)
+        of_runs, *others = request.lists
+        lists: dict[str, HistoryLists] = {}
+        for (columns, _), pair in zip(
+            self.network.behaviours, zip(others[::2], others[1::2], strict=True), strict=True
+        ):
+            lists |= dict.fromkeys(columns, pair)
+        histories = [
+            History.on_device(output.sequences[key].values, request.windows_of(key, size), lists[key])
+            for key in sequences
+        ]
+        return pooled if of_runs is None else _expanded(pooled, output, request.shared, of_runs), histories, None
+
+
+def _expanded(pooled: Tensor, output: Embeddings, shared: frozenset[str], index: RowIndex) -> Tensor:
+    """Return pooled vectors ``[B, W]`` of samples; those of the features `shared` are in the rows of runs."""
+    parts, first, index = [], 0, index.on_device(pooled)
+    for is_shared, members in groupby(
+        zip(output.pooled_keys, output.dims, strict=True), lambda each: each[0] in shared
+    ):
+        width = sum(width for _, width in members)
+        part = pooled[:, first : first + width]
+        parts.append(take(part, index) if is_shared else part)
+        first += width
+    return torch.cat(parts, dim=1)
 
 
 def autocast(precision: str, device: torch.device = CPU, *, cached: bool = True) -> torch.autocast:

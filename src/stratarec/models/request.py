@@ -22,7 +22,7 @@ from torch import Tensor
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import LEAST_RUN, InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.kernels import collate, runs
-from stratarec.kernels.runtime.accelerator import on_device
+from stratarec.kernels.row_index import RowIndex
 from stratarec.models.history import HistoryWindows
 
 # If runs save fewer ids than this, groups are looked up for each sample: runs take 0.3 to 0.5 ms a step, and looking up
@@ -45,12 +45,26 @@ class Request:
         Pooled features that are looked up per run: their first R bags belong to the runs.
     windows : mapping of str to HistoryWindows
         Windows of the histories that are in deduplication groups and are not pooled.
+    lists : tuple of RowIndex or None
+        For a network on a device: the run of each sample, then two lists of each history or sequence
+        (`Network.lists`). Empty for a network on the host.
     """
 
     features: KeyedJagged
     starts: Tensor | None = None
     shared: frozenset[str] = frozenset()
     windows: Mapping[str, HistoryWindows]
+    lists: tuple[RowIndex | None, ...] = ()
+
+    def bags_of(self, key: str) -> Tensor:
+        """Return the offsets of a feature's bags, from 0."""
+        bags, size = self.features.bag_offsets(), self.features.batch_size
+        first = self.features.keys.index(key) * size
+        return bags[first : first + size + 1] - bags[first]
+
+    def windows_of(self, key: str, size: int) -> HistoryWindows:
+        """Return the windows of a feature without pooling in a batch of `size` samples."""
+        return self.windows.get(key) or HistoryWindows.of_bags(self.bags_of(key), size)
 
     @classmethod
     def of(cls, batch: Batch, sequences: tuple[str, ...], means: tuple[str, ...] = ()) -> Request:
@@ -215,10 +229,7 @@ class Runs:
 
     def repeat(self, rows: Tensor) -> Tensor:
         """Repeat the rows of runs ``[R, ...]`` for each sample; return ``[B, ...]``."""
-        lengths = self.starts.diff()
-        if rows.device.type == "cpu":
-            return rows.repeat_interleave(lengths, dim=0)
-        return rows.index_select(0, on_device(torch.repeat_interleave(torch.arange(len(lengths)), lengths), rows))
+        return rows.repeat_interleave(self.starts.diff(), dim=0)
 
     def with_unshared(self, others: int) -> Runs:
         """Return the same runs with `others` more vectors at the end, which are not shared."""
@@ -229,8 +240,8 @@ def chosen(vectors: Tensor, places: Sequence[int]) -> Tensor:
     """Return the vectors at `places` of the second axis: ``[B, n, ...]`` from ``[B, F, ...]``."""
     if vectors.device.type == "cpu":
         return vectors[:, list(places)]
-    # Indexing with a list would copy it to the device while the host waits.
-    return vectors.index_select(1, on_device(torch.tensor(places, dtype=torch.int64), vectors))
+    # Indexing with a list would copy it to the device while the host waits, and a CUDA graph cannot contain that.
+    return torch.cat([vectors[:, place : place + 1] for place in places] or [vectors[:, :0]], dim=1)
 
 
 class _Expand(torch.autograd.Function):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -180,6 +180,11 @@ class TowerNetwork(Network):
     def all_towers(self) -> list[Tower]:
         """All towers, in the order of the plan."""
         return list(self.towers)  # type: ignore[arg-type]
+
+    @property
+    def behaviours(self) -> list[tuple[tuple[str, ...], Any]]:
+        poolings = {columns: pooling for tower in self.all_towers for columns, pooling in tower.behaviours}
+        return [(columns, poolings[columns]) for columns in self.event_columns]
 
     def _places(self, pooled: int) -> list[int]:
         """Return, for each vector of a model without towers, its position among the vectors of all towers."""

@@ -1,7 +1,7 @@
 """Verify that a GPU computes the same as the CPU, and measure its speed.
 
-Single operations, trainings, rows in GPU memory, and transfers during computation are compared. Shapes: B samples, R
-runs of samples with equal shared features, D width.
+Single operations, trainings, rows in GPU memory, and transfers during computation are compared. Shapes: B samples, D
+width.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -25,13 +26,12 @@ from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.slots import MEMORIES
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError
-from stratarec.kernels.attention import Pairs, pair_pool, pair_products, pair_sums
-from stratarec.kernels.interaction import dot_interaction, run_interaction
-from stratarec.kernels.linear import run_linear
+from stratarec.kernels.attention import DevicePairs, Pairs, pair_pool, pair_products, pair_sums
+from stratarec.kernels.interaction import dot_interaction
+from stratarec.kernels.row_index import RowIndex
 from stratarec.kernels.runtime.accelerator import CPU, device_memory, transfers_of
 from stratarec.models import DLRMConfig, HistoryConfig, build_model
 from stratarec.models.history import History, HistoryWindows
-from stratarec.models.request import Runs
 from stratarec.models.zoo.config import DCNv2Config
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.step import Stages
@@ -93,49 +93,35 @@ def _cases() -> Mapping[str, tuple[Operation, Sequence[Tensor]]]:
     def some(*shape: int) -> Tensor:
         return torch.randn(shape, generator=draws)
 
-    starts = torch.tensor([0, 3, 4, 9, 16, 40])
-    runs = Runs(starts=starts, shared=(False, True, True, False))
-    length = torch.randint(0, 7, (40,), generator=draws)
-    windows = HistoryWindows(start=(torch.arange(40) % 20), length=length, inverse=torch.arange(40).flip(0))
+    length, inverse = torch.randint(0, 7, (40,), generator=draws), torch.arange(40).flip(0)
+    windows = HistoryWindows(start=(torch.arange(40) % 20), length=length, inverse=inverse)
+    count = int(length.sum())
     pairs = Pairs(first=windows.start, offsets=torch.cat([torch.zeros(1, dtype=torch.int64), length.cumsum(0)]))
-    columns = torch.arange(10), torch.arange(10, 16)
+    # Lists of the device; the last of 31 rows is zeros.
+    listed = RowIndex.of_windows(windows.start, length, rows=31, room=count)
+    of_pairs = DevicePairs(RowIndex.of_lengths(length, rows=40, room=count), listed)
+    places = RowIndex.of_windows(windows.start, length, rows=31, stride=windows.longest, room=40 * windows.longest)
+    samples = RowIndex.of_windows(inverse, torch.ones_like(inverse), rows=40, stride=1, room=40)
+
+    def history(rows: Tensor) -> History:
+        if rows.device.type == "cpu":
+            return History(rows=rows, windows=windows)
+        return History.on_device(rows, windows, (places, samples))
+
+    def on_pairs(operate: Callable[..., Tensor], first: Tensor, rows: Tensor) -> Tensor:
+        if rows.device.type == "cpu":
+            return operate(first, rows, pairs)
+        rows = functional.pad(rows, (0, 0, 0, 1))
+        return operate(first, rows, DevicePairs(*(part.on_device(rows) for part in of_pairs)))
+
     return {
         "interaction": (dot_interaction, [some(40, 8), some(40, 4, 8)]),
-        "interaction of runs": (
-            # The kernel leaves gradients of undefined rows (after the first R) as they were. Building its input from
-            # two tensors inside the operation lets only defined gradients through.
-            lambda dense, rows_own, common: _of_runs(dense, _side_by_side(rows_own, common), runs),
-            [some(40, 8), some(40, 16), some(5, 16)],
-        ),
-        "layer of runs": (
-            lambda rows_own, common, weight, bias: run_linear(
-                rows_own, common, weight, bias, columns, starts, relu=True
-            ),
-            [some(40, 10), some(5, 6), some(12, 16), some(12)],
-        ),
-        "vectors of runs": (
-            lambda rows_own, common: runs.expand(_side_by_side(rows_own, common)),
-            [some(40, 16), some(5, 16)],
-        ),
-        "windows": (lambda rows: History(rows=rows, windows=windows).padded()[0], [some(30, 8)]),
-        "samples of windows": (lambda rows: History(rows=rows, windows=windows).expand(rows), [some(40, 8)]),
-        "sums of pairs": (lambda first, rows: pair_sums(first, rows, pairs), [some(40, 8), some(30, 8)]),
-        "products of pairs": (lambda first, rows: pair_products(first, rows, pairs), [some(40, 8), some(30, 8)]),
-        "pooled pairs": (lambda weights, rows: pair_pool(weights, rows, pairs), [some(len(pairs)), some(30, 8)]),
+        "windows": (lambda rows: history(rows).padded()[0], [some(30, 8)]),
+        "samples of windows": (lambda rows: history(rows).expand(rows), [some(40, 8)]),
+        "sums of pairs": (partial(on_pairs, pair_sums), [some(40, 8), some(30, 8)]),
+        "products of pairs": (partial(on_pairs, pair_products), [some(40, 8), some(30, 8)]),
+        "pooled pairs": (partial(on_pairs, pair_pool), [some(count), some(30, 8)]),
     }
-
-
-def _side_by_side(rows_own: Tensor, common: Tensor) -> Tensor:
-    """Return features ``[B, 4, D]``. The two in the middle are shared by runs: only their first R rows are defined."""
-    shared = functional.pad(common.view(-1, 2, 8), (0, 0, 0, 0, 0, len(rows_own) - len(common)))
-    mine = rows_own.view(-1, 2, 8)
-    return torch.cat([mine[:, :1], shared, mine[:, 1:]], dim=1)
-
-
-def _of_runs(dense: Tensor, pooled: Tensor, runs: Runs) -> tuple[Tensor, ...]:
-    rows_own, common = run_interaction(dense, pooled, runs.shared, runs.starts)
-    # The CPU pads the products with zeros, and `common` has undefined rows. Both are cut off.
-    return rows_own[:, :21], common[:, :1]
 
 
 def _difference(operate: Operation, inputs: Sequence[Tensor], device: torch.device) -> float:

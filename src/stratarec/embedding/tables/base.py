@@ -169,16 +169,15 @@ class TableGroup(ABC):
 
     def pool(self, staged: StagedBatch, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
         """Pool rows of `memory` (by default `self.memory`) into `out`, and return the rows of sequence features."""
+        gathered = self.pool_with_room(staged, out, memory)
+        counts = [last - first for first, last in map(staged.bags.span, self._sequences.tolist())]
+        return [rows[:count] for rows, count in zip(gathered, counts, strict=True)]
+
+    def pool_with_room(self, staged: StagedBatch, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
+        """Compute the same as `pool`; rows of zeros may follow the rows of a sequence feature (`SlotMemory.gather`)."""
         memory = memory or self.memory
         memory.pool(staged, out)
-        rows = []
-        for feature in self._sequences.tolist():
-            first, last = staged.bags.span(feature)
-            # Not zeroed: every row is written.
-            gathered = memory.empty(last - first, self.width)
-            memory.gather(staged, feature, gathered)
-            rows.append(gathered)
-        return rows
+        return [memory.gather(staged, feature) for feature in self._sequences.tolist()]
 
     def _pool_once(self, staged: StagedBatch, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
         """Pool a batch that is not trained, and release it."""

@@ -18,7 +18,6 @@ from torch.overrides import handle_torch_function, has_torch_function
 from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import cpu
 from stratarec.kernels.interaction.reference import dot_interaction as _reference
-from stratarec.kernels.interaction.reference import run_interaction as _run_reference
 from stratarec.kernels.runtime.accelerator import transfers_of
 from stratarec.kernels.runtime.memory import RECYCLER
 from stratarec.kernels.runtime.team import team_of
@@ -130,11 +129,6 @@ def run_interaction(
             f"run_interaction got dense {got}, pooled {tuple(pooled.shape)}, {len(shared)} flags and runs of "
             f"{int(starts[-1])} samples, expected [B, D], [B, F, D], F and B"
         )
-    if pooled.device.type != "cpu":
-        columns = split_columns(tuple(shared), dense=dense is not None, width=pooled.shape[2])
-        with torch.autocast(pooled.device.type, enabled=False):
-            front = None if dense is None else dense.float()
-            return _run_reference(front, pooled.float(), shared, starts, columns)
     out: tuple[Tensor, Tensor] = _RunInteraction.apply(dense, pooled, tuple(shared), starts)  # type: ignore[no-untyped-call]
     return out
 

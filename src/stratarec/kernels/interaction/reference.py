@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stratarec.kernels.runtime.accelerator import on_device
-
 
 def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
     """Return the dense vector, if there is one, and the products of all pairs.
@@ -28,8 +26,7 @@ def run_interaction(
     dense: Tensor | None, pooled: Tensor, shared: Sequence[bool], starts: Tensor, columns: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return columns[0] of the interaction for every sample, and columns[1] for the first sample of every run."""
-    run = on_device(torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff()), pooled)
-    vectors = torch.where(on_device(torch.tensor(shared), pooled).view(1, -1, 1), pooled[run], pooled)
-    products, first = dot_interaction(dense, vectors), on_device(starts[:-1], pooled)
-    of_samples, of_runs = (on_device(part, pooled) for part in columns)
-    return products[:, of_samples], products[first][:, of_runs]
+    run = torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff())
+    vectors = torch.where(torch.tensor(shared).view(1, -1, 1), pooled[run], pooled)
+    products = dot_interaction(dense, vectors)
+    return products[:, columns[0]], products[starts[:-1]][:, columns[1]]

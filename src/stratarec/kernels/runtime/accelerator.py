@@ -286,8 +286,8 @@ def transfers_of(device: torch.device) -> Transfers:
 
 
 def on_device(host: Tensor, tensor: Tensor) -> Tensor:
-    """Return a host tensor, such as indices, on the device of `tensor`."""
-    return host if tensor.device.type == "cpu" else transfers_of(tensor.device).up(host)
+    """Return a host tensor, such as indices, on the device of `tensor`; it may be there already."""
+    return host if host.device == tensor.device else transfers_of(tensor.device).up(host)
 
 
 def backend(modules: Mapping[str, Any], tensor: Tensor) -> Any:

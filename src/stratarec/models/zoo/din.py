@@ -20,6 +20,7 @@ class DINScore(Score):
     """logit = b + w · deep([v_1, ..., v_n])."""
 
     config: ClassVar = DINConfig
+    captured = True
 
     def __init__(self, config: DINConfig, dense: int, features: int) -> None:
         super().__init__()

@@ -31,8 +31,9 @@ from stratarec.batch.batch import Batch
 from stratarec.embedding import Handle
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.lookup_engine import Prepared
-from stratarec.embedding.rings import Place, Ring
+from stratarec.embedding.rings import Place, Ring, sequence_room
 from stratarec.errors import ConfigError
+from stratarec.kernels.row_index import RowIndex
 from stratarec.kernels.runtime.accelerator import driver_of
 from stratarec.models.base import autocast
 from stratarec.models.layers import Dropout
@@ -55,11 +56,7 @@ _LOSSES = 4
 
 def can_be_captured(network: nn.Module) -> bool:
     """Whether a network queues the same kernels for all batches of a shape."""
-    return (
-        bool(network.captured)
-        and not network.sequence_keys
-        and not any(isinstance(layer, _CHANGING) for layer in network.modules())
-    )
+    return bool(network.captured) and not any(isinstance(layer, _CHANGING) for layer in network.modules())
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class StepInputs:
     Parameters
     ----------
     request : Request
-        Its tensors are on the host. A graph does not read them.
+        Its lists are on the device. A graph does not read its other tensors, which are on the host.
     words : Tensor
         ``[n]`` int32: the packed words that contain the following tensors.
     dense : Tensor
@@ -91,14 +88,29 @@ class StepInputs:
     numbers: Tensor
     staged: tuple[Any, ...]
     rows: tuple[Tensor, ...]
+    layout: _Layout
+
+    @classmethod
+    def of(
+        cls, layout: _Layout, words: Tensor, request: Request, staged: tuple[Any, ...], rows: tuple[Tensor, ...]
+    ) -> StepInputs:
+        """Return the batch whose tensors `words` contains: dense features, `Targets`, numbers, and lists."""
+        targets = len(Targets._fields)
+        dense, *others = layout.views(words)
+        parts = others[targets + 1 :]
+        lists = [None if parts[at] is None else RowIndex(*parts[at : at + 3]) for at in range(0, len(parts), 3)]
+        return cls(
+            replace(request, lists=tuple(lists)), words, dense, Targets(*others[:targets]), others[targets], staged,
+            rows, layout,
+        )  # fmt: skip
 
     @property
     def form(self) -> Any:
-        """Shape of the batch; batches of equal form can use one graph. None if its operations depend on the batch."""
-        if self.request.starts is not None or self.request.windows:
-            return None
-        shapes = tuple(None if part is None else part.shape for part in (self.dense, *self.targets, *self.rows))
-        return shapes, tuple(part.form for part in self.staged)
+        """Shape of the batch; batches of equal form can use one graph."""
+        return (
+            self.layout, self.request.shared, self.request.features.batch_size,
+            tuple(part.shape for part in self.rows), tuple(part.form for part in self.staged),
+        )  # fmt: skip
 
     def take(self, other: StepInputs) -> None:
         """Copy a batch of equal form into the memory of this one."""
@@ -111,18 +123,16 @@ class StepInputs:
 
 def copied(inputs: StepInputs) -> StepInputs:
     """Return a copy of a batch in new memory."""
-    words = inputs.words.clone()
-    dense, *targets, numbers = _Layout.of([inputs.dense, *inputs.targets, inputs.numbers]).views(words)
-    return StepInputs(
-        inputs.request, words, dense, Targets(*targets), numbers,
-        tuple(part.copied() for part in inputs.staged), tuple(part.clone() for part in inputs.rows),
+    return StepInputs.of(
+        inputs.layout, inputs.words.clone(), inputs.request, tuple(part.copied() for part in inputs.staged),
+        tuple(part.clone() for part in inputs.rows),
     )  # fmt: skip
 
 
 class _Layout(NamedTuple):
-    """Shape of each packed tensor (None if it does not exist), its first word, and the number of all words."""
+    """Shape and type of each packed tensor (None if it does not exist), its first word, and the number of all words."""
 
-    shapes: tuple[torch.Size | None, ...]
+    forms: tuple[tuple[torch.Size, torch.dtype] | None, ...]
     first: tuple[int, ...]
     total: int
 
@@ -133,14 +143,13 @@ class _Layout(NamedTuple):
             first.append(total)
             # Each part starts at a multiple of 16 bytes.
             total += 0 if part is None else -(-part.numel() // 4) * 4
-        return cls(tuple(None if part is None else part.shape for part in parts), tuple(first), total)
+        return cls(tuple(None if part is None else (part.shape, part.dtype) for part in parts), tuple(first), total)
 
     def views(self, words: Tensor) -> list[Any]:
         """Return the packed tensors in `words`."""
-        floats = words.view(torch.float32)
         return [
-            None if shape is None else floats[at : at + shape.numel()].view(shape)
-            for shape, at in zip(self.shapes, self.first, strict=True)
+            None if form is None else words[at : at + form[0].numel()].view(form[1]).view(form[0])
+            for form, at in zip(self.forms, self.first, strict=True)
         ]
 
 
@@ -233,12 +242,15 @@ class GraphStep:
         handle = engine.prepare_now(request.features) if prepared is None else prepared
         assert isinstance(handle, Prepared)
         rows: tuple[Tensor, ...] = ()
+        counts: tuple[int, ...] = ()
         with timed(seconds, "forward"):
             if self._is_queued:
                 engine.begin(handle)
             else:
                 with timed(seconds, "look up"):
-                    rows = tuple(map(engine.level0.to_network, engine.look_up(handle)))
+                    rows = engine.look_up(handle)
+                    counts = tuple(map(len, rows))
+                    rows = self._with_room(tuple(map(engine.level0.to_network, rows)))
         try:
             with timed(seconds, "forward"):
                 place, inputs = self._pack(step, batch, request, handle.staged if self._is_queued else (), rows)
@@ -248,7 +260,7 @@ class GraphStep:
                 engine.end(handle)
                 self._set_rates(stages.rate(step))
                 return self._result(step, batch.size)
-            return StepResult(self._finish(step, handle, outcome), batch.size)
+            return StepResult(self._finish(step, handle, outcome, counts), batch.size)
         except BaseException:
             handle.release()
             raise
@@ -263,6 +275,8 @@ class GraphStep:
         numbers = (*self._engine.row_numbers()[0], stages.rate(step), stages.average.share(stages.earlier + step))
         parts: list[Tensor | None] = [batch.dense, *stages.objective.targets(batch, members=members)]
         parts.append(torch.tensor(numbers, dtype=torch.float32))
+        for index in request.lists:
+            parts += index or (None, None, None)
         layout = _Layout.of(parts)
         place = self._ring.take(layout.total)
         for view, part in zip(layout.views(place.host[: layout.total]), parts, strict=True):
@@ -270,9 +284,14 @@ class GraphStep:
                 view.copy_(part)
         place.send(layout.total)
         place.wait()
-        words = place.device[: layout.total]
-        dense, *targets, packed = layout.views(words)
-        return place, StepInputs(request, words, dense, Targets(*targets), packed, staged, rows)
+        return place, StepInputs.of(layout, place.device[: layout.total], request, staged, rows)
+
+    @staticmethod
+    def _with_room(rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Add rows of zeros to the rows of sequence features from host memory, as memories of a device do."""
+        pooled, *sequences = rows
+        pads = [nn.functional.pad(part, (0, 0, 0, sequence_room(len(part)) - len(part))) for part in sequences]
+        return pooled, *pads
 
     # Queueing
 
@@ -288,14 +307,18 @@ class GraphStep:
         if graph is None or graph.has_moved():
             try:
                 graph = self._graphs[form] = self._captured(inputs, work)
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                # Too little memory, or an operation that a graph cannot contain.
                 self._captures = False
                 self._graphs.clear()
                 torch.cuda.empty_cache()
-                self.refusal = (
-                    f"{self._device} has too little memory for a graph of the step, so the host queues its operations "
-                    "one by one: lower train.batch_size or memory.hbm"
-                )
+                one_by_one = "a graph of the step, so the host queues its operations one by one"
+                if isinstance(error, torch.OutOfMemoryError):
+                    change = "lower train.batch_size or memory.hbm"
+                    self.refusal = f"{self._device} has too little memory for {one_by_one}: {change}"
+                else:
+                    reason = str(error).strip().partition("\n")[0]
+                    self.refusal = f"{self._device} cannot record {one_by_one}: {reason}"
                 return work(inputs)
         with timed(self._engine.seconds, "replay"), self._engine.health.changing("an optimizer step"):
             graph.replay(inputs)
@@ -381,12 +404,14 @@ class GraphStep:
         result = self._results[place] = StepResult(read, samples)
         return result
 
-    def _finish(self, step: int, prepared: Prepared, outcome: Outcome) -> float:
+    def _finish(self, step: int, prepared: Prepared, outcome: Outcome, counts: Sequence[int]) -> float:
         """Wait for the loss and the gradients of rows, update network and rows, and return the loss."""
         stages, engine, transfers = self._stages, self._engine, self._engine.transfers
         with timed(engine.seconds, "backward"):
             on_host = transfers.down(outcome.loss)
-            pooled, *rows = map(engine.level0.from_network, outcome.gradients)
+            # Without the room behind the rows of sequence features.
+            gradients = [part[:count] for part, count in zip(outcome.gradients, counts, strict=True)]
+            pooled, *rows = map(engine.level0.from_network, gradients)
             norm = transfers.down(stages.norm()) if self._clips_rows else None
             transfers.wait()
             value = stages.finite(float(on_host), step)

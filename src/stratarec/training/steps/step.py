@@ -146,9 +146,8 @@ class Stages:
         self._rate_factor = 1.0
         self.earlier = 0
         """Number of steps before this run or period. Random numbers and averages count them; schedules do not."""
-        on_device = model.device.type != "cpu" or getattr(model.embeddings.engine, "queued", False)
         self._holding = _holding(model) if config.clip_rows else None
-        self._graph_step = GraphStep(self) if on_device else None
+        self._graph_step = GraphStep(self) if model.on_device else None
 
     @property
     def refusal(self) -> str:
