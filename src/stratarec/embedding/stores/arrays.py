@@ -15,11 +15,12 @@ import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.embedding.stores.base import Manifest, StoreBytes, check_rows
+from stratarec.embedding.stores.base import Manifest, RecordStore, StoreBytes, check_rows
 from stratarec.embedding.stores.row_files import DeltaChain, require_same
 from stratarec.errors import StorageError
 from stratarec.io.atomic import make_directory, storage_error
@@ -96,42 +97,38 @@ def _resident(mincore: ctypes._NamedFuncPointer, array: NDArray[np.generic]) -> 
     return min(total, array.nbytes)
 
 
-class ArrayRecords:
-    """A `RecordStore` over `array` ``[R, record_bytes]`` uint8, which callers may also write directly.
+class NumberedRecords(RecordStore):
+    """The part of a `RecordStore` that is common to stores with records by number, in host memory or on a device.
 
-    Two bits per row record whether it was ever written and whether it changed since the last checkpoint.
+    Two bits per row, in host memory, record whether it was ever written and whether it changed since the last
+    checkpoint.
+
+    Parameters
+    ----------
+    rows, record_bytes : int
+        R, and bytes of one record.
     """
 
     kind = "array"
+    array: NDArray[np.uint8] | None = None
+    bits: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
 
-    def __init__(self, array: NDArray[np.uint8]) -> None:
-        self.array: NDArray[np.uint8] | None = array
-        self._array = array
-        self.rows, self.record_bytes = array.shape
-        self._written = allocate_bits(self.rows)
-        self._changed = allocate_bits(self.rows)
+    def __init__(self, rows: int, record_bytes: int) -> None:
+        self.rows, self.record_bytes = rows, record_bytes
+        self._written, self._changed = allocate_bits(rows), allocate_bits(rows)
         self._chain = DeltaChain()
 
     @property
-    def bits(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
-        return self._written, self._changed
-
-    def read(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        check_rows(self, rows, out)
-        written = kernels.test_bits(self._written, rows)
-        kernels.gather(self._array, rows, written, out)
-        return written
-
-    def write(self, rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
-        check_rows(self, rows, records)
-        kernels.scatter(self._array, rows, records)
-        self._mark(rows)
+    def _by_number(self) -> Any:
+        """Object with ``[R, record_bytes]`` uint8 for files: indexing by rows reads and writes their records."""
+        raise NotImplementedError
 
     def written(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         check_rows(self, rows)
         return kernels.test_bits(self._written, rows)
 
     def mark_written(self, rows: NDArray[np.int64]) -> None:
+        """Record that the records of `rows` were written, or that the caller has queued it."""
         check_rows(self, rows)
         self._mark(rows)
 
@@ -148,7 +145,7 @@ class ArrayRecords:
 
     def checkpoint(self, directory: Path, previous: Path | None) -> Manifest:
         files = self._chain.save(
-            directory, previous, self._array, lambda: set_rows(self._written), lambda: set_rows(self._changed)
+            directory, previous, self._by_number, lambda: set_rows(self._written), lambda: set_rows(self._changed)
         )
         # Only after the checkpoint succeeded: a failed one does not contain these changes.
         clear_bits(self._changed)
@@ -160,12 +157,12 @@ class ArrayRecords:
         clear_bits(self._changed)
 
     def restore(self, directory: Path, manifest: Manifest) -> None:
-        """Restore a checkpoint; `dram` and `mapped` stores accept each other's checkpoints."""
+        """Restore a checkpoint; `dram`, `mapped` and `hbm` stores accept each other's checkpoints."""
         require_same(directory, manifest, self._identity(), "files")
         self._chain.verify(directory, manifest["files"])
         # Before rows are replaced: if that fails, the next checkpoint must not build on either checkpoint.
         self.clear()
-        for rows in self._chain.load(directory, manifest["files"], self._array):
+        for rows in self._chain.load(directory, manifest["files"], self._by_number):
             kernels.set_bits(self._written, rows)
 
     def check(self) -> None:
@@ -175,9 +172,35 @@ class ArrayRecords:
         """Do nothing: nothing is buffered."""
 
     def close(self) -> None:
-        self.array = None
-        self._array = np.empty((0, self.record_bytes), np.uint8)
         self._written = self._changed = np.empty(0, np.uint8)
+
+
+class ArrayRecords(NumberedRecords):
+    """A `RecordStore` over `array` ``[R, record_bytes]`` uint8, which callers may also write directly."""
+
+    def __init__(self, array: NDArray[np.uint8]) -> None:
+        super().__init__(*array.shape)
+        self.array = self._array = array
+        self.bits = self._written, self._changed
+
+    @property
+    def _by_number(self) -> Any:
+        return self._array
+
+    def read(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        check_rows(self, rows, out)
+        written = kernels.test_bits(self._written, rows)
+        kernels.gather(self._array, rows, written, out)
+        return written
+
+    def write(self, rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
+        check_rows(self, rows, records)
+        kernels.scatter(self._array, rows, records)
+        self._mark(rows)
+
+    def close(self) -> None:
+        super().close()
+        self.array, self.bits, self._array = None, None, np.empty((0, self.record_bytes), np.uint8)
 
 
 class DramRecords(ArrayRecords):

@@ -7,23 +7,20 @@ in checkpoints they have the bytes of other homes, so a run can be resumed with 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.embedding.slots import Level0
-from stratarec.embedding.stores.arrays import allocate_bits, clear_bits, resident_bytes, set_rows
-from stratarec.embedding.stores.base import Manifest, StoreBytes, check_rows
-from stratarec.embedding.stores.row_files import DeltaChain, require_same
+from stratarec.embedding.stores.arrays import NumberedRecords
+from stratarec.embedding.stores.base import StoreBytes, check_rows
 from stratarec.errors import ConfigError
 from stratarec.kernels import bit_rows
 from stratarec.kernels.runtime.accelerator import on_device
 
 
-class DeviceRecords:
+class DeviceRecords(NumberedRecords):
     """A `RecordStore` in the memory of a device.
 
     Parameters
@@ -40,11 +37,10 @@ class DeviceRecords:
     """
 
     kind = "hbm"
-    array: NDArray[np.uint8] | None = None
-    bits: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
 
     def __init__(self, level0: Level0, *, rows: int, record_bytes: int) -> None:
-        self.rows, self.record_bytes, self._order = rows, record_bytes, level0.order
+        super().__init__(rows, record_bytes)
+        self._order = level0.order
         self.shape = rows, record_bytes
         size = rows, -(-record_bytes // 4) * 4
         try:
@@ -55,10 +51,12 @@ class DeviceRecords:
                 f"{level0.device} has too little free memory for {rows:,} records of {record_bytes} bytes, "
                 f"{size[0] * size[1] / 2**30:.1f} GiB: keep these tables in dram, or give them a smaller precision"
             ) from error
-        self._written, self._changed = allocate_bits(rows), allocate_bits(rows)
-        self._chain = DeltaChain()
 
     # Records by number, for files
+
+    @property
+    def _by_number(self) -> DeviceRecords:
+        return self
 
     def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.uint8]:
         with self._order.rarely():
@@ -88,53 +86,11 @@ class DeviceRecords:
         check_rows(self, rows, records)
         if len(rows):
             self[rows] = records
-        self.mark_written(rows)
-
-    def written(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        check_rows(self, rows)
-        return bit_rows.test_bits(self._written, rows)
-
-    def mark_written(self, rows: NDArray[np.int64]) -> None:
-        """Record that the caller has queued a write of ``records[row]``."""
-        check_rows(self, rows)
-        bit_rows.set_bits(self._written, rows)
-        bit_rows.set_bits(self._changed, rows)
+        self._mark(rows)
 
     def memory(self) -> StoreBytes:
-        bitmaps = resident_bytes(self._written, self._changed)
-        return StoreBytes(dram_bytes=bitmaps, block_bytes=0, device_bytes=self.records.nbytes)
-
-    def _identity(self) -> Manifest:
-        return {"format": 1, "layout": "rows", "rows": self.rows, "record_bytes": self.record_bytes}
-
-    def checkpoint(self, directory: Path, previous: Path | None) -> Manifest:
-        files = self._chain.save(
-            directory, previous, self, lambda: set_rows(self._written), lambda: set_rows(self._changed)
-        )
-        # Only after the checkpoint succeeded: a failed one does not contain these changes.
-        clear_bits(self._changed)
-        return {**self._identity(), "files": files}
-
-    def clear(self) -> None:
-        self._chain = DeltaChain()
-        clear_bits(self._written)
-        clear_bits(self._changed)
-
-    def restore(self, directory: Path, manifest: Manifest) -> None:
-        """Restore a checkpoint; `dram`, `mapped` and `hbm` stores accept each other's checkpoints."""
-        require_same(directory, manifest, self._identity(), "files")
-        self._chain.verify(directory, manifest["files"])
-        # Before rows are replaced: if that fails, the next checkpoint must not build on either checkpoint.
-        self.clear()
-        for rows in self._chain.load(directory, manifest["files"], self):
-            bit_rows.set_bits(self._written, rows)
-
-    def check(self) -> None:
-        """Do nothing: memory has no checksums."""
-
-    def flush(self) -> None:
-        """Do nothing: nothing is buffered."""
+        return super().memory() + StoreBytes(dram_bytes=0, block_bytes=0, device_bytes=self.records.nbytes)
 
     def close(self) -> None:
+        super().close()
         self.records = self.records[:0].clone()
-        self._written = self._changed = np.empty(0, np.uint8)
