@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import slot_memories
 import torch
@@ -22,8 +24,9 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding import RowOptimizerConfig, slots
 from stratarec.embedding.config import CodecConfig
+from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.errors import TrainingError
+from stratarec.errors import StorageError, StrataError, TrainingError
 from stratarec.models import DLRMConfig, HistoryConfig, build_model, request
 from stratarec.models.zoo.config import DCNv2Config, DINConfig
 from stratarec.recipe.train_section import AverageConfig, DenseOptimizerConfig, TrainConfig
@@ -101,7 +104,7 @@ def stages_of(case: dict[str, Any], kind: str) -> Stages:
         if "model" in case:
             schema, rows = test_deduplicated.schema(), test_deduplicated.ROWS
         optimizer = case.get("rows", RowOptimizerConfig(learning_rate=0.05))
-        tiers = TierConfig(tables=case.get("tiers", {}), ways=8)
+        tiers = TierConfig(tables=case.get("tiers", {}), ways=8, log_path=case.get("log"))
         model = build_model(config, schema, rows, seed=3, optimizer=optimizer, tiers=tiers)
     model.train()
     train, nothing = TrainConfig(**case["train"]), None
@@ -233,6 +236,51 @@ def bad_loss() -> None:
         except TrainingError as caught:
             error = str(caught)
     print(json.dumps([first, error, all(map(torch.equal, before, state_of(stages, "device")))]))
+
+
+def bad_input(root: str) -> None:
+    """Print, as JSON, the errors of an id outside its table, of an interrupt after a step is queued, and of a full disk
+    below a cache; whether nothing changed by the first and the last; and results with more sizes than graphs.
+    """
+    case = {**CASES["adam"], "tiers": {"a": TableTier(home="log", cache_rows=32)}, "log": Path(root)}
+    errors, sides = [], []
+
+    def refused(stages: Stages, step: int, batch: Batch) -> None:
+        try:
+            stages.train(step, batch)
+        except (StrataError, KeyboardInterrupt) as error:
+            errors.append(f"{type(error).__name__}: {error}")
+
+    full = StorageError("the disk is full")
+    with torch_settings(seed=1, threads=1):
+        for is_disturbed in (False, True):
+            stages = stages_of({**case, "log": Path(root) / str(is_disturbed)}, "device")
+            for step in range(4):
+                batch = batch_of(case, step)
+                if is_disturbed and step == 2:
+                    batch.sparse.values[3] = 10_000
+                    refused(stages, step, batch)
+                    with mock.patch.object(LogRecords, "write", side_effect=full) as write:
+                        refused(stages, step, batch_of(case, step))
+                    assert write.called
+                    batch = batch_of(case, step)
+                stages.train(step, batch)
+            sides.append(state_of(stages, "device"))
+        same = all(map(torch.equal, *sides))
+        step_of = stages._graph_step
+        assert step_of is not None
+        step_of._ring.give_back = mock.Mock(side_effect=KeyboardInterrupt)  # type: ignore[method-assign]
+        refused(stages, 4, batch_of(case, 4))
+        refused(stages, 5, batch_of(case, 5))
+        losses, graph_step._MOST_GRAPHS, Repeated.count = [], 1, 0
+        for graph in (None, Repeated):
+            graph_step._Graph = graph  # type: ignore[misc,assignment]
+            stages = stages_of(CASES["adam"], "device")
+            assert stages._graph_step is not None
+            stages._graph_step._captures = graph is not None
+            results = [stages.train(step, batch_of(CASES["adam"], step, 12 - step // 2)) for step in range(6)]
+            losses.append([result.loss for result in results])
+    print(json.dumps([errors, same, losses[0] == losses[1], Repeated.count, stages.refusal]))
 
 
 WAITING = (

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import device_jobs
 import forked
 import pytest
 
+from errors import missing
 from stratarec.training.steps.graph_step import can_be_captured
 from stratarec.training.steps.state import TrainingState
 from stratarec.training.steps.step import Losses, StepResult
@@ -31,14 +33,14 @@ def run_jobs(*calls: str) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_step_matches_the_cpu_and_a_graph_can_repeat_it() -> None:
+def test_a_step_matches_the_cpu_and_a_graph_can_repeat_it(tmp_path: Path) -> None:
     names = ("adam", "caches over int8", "clipped, averaged, weighted", "target attention", "transformer", "runs")
     faults = ("", "a number of the host", "the host waits", "another buffer for each batch")
     repeated = ("caches over int8", "target attention")
-    wrong, (plain, *faulty), histories, transformer, (first, error, same), graphs = run_jobs(
+    wrong, (plain, *faulty), histories, transformer, (first, error, same), graphs, bad_input = run_jobs(
         f"compare({names!r}, 3)", f"captured('adam', {faults!r})",
         "captured('target attention', ('', 'lists of the host'))", "captured('transformer', ('',))", "bad_loss()",
-        f"repeated({repeated!r})",
+        f"repeated({repeated!r})", f"bad_input({str(tmp_path)!r})",
     )  # fmt: skip
     # Batches of 12 samples and of 7; the first batch of a form has no graph.
     for bits, count, refusals in graphs:
@@ -46,6 +48,13 @@ def test_a_step_matches_the_cpu_and_a_graph_can_repeat_it() -> None:
         assert refusals[:2] == ["", ""]
         assert "too little memory for a graph" in refusals[2]
     assert wrong == []
+    (outside, full, interrupted, blocked), unchanged, *more_sizes_than_graphs = bad_input
+    assert not missing("feature 'a' id 10000 outside 89", outside)
+    assert full == "StorageError: the disk is full"
+    assert interrupted.startswith("KeyboardInterrupt")
+    assert not missing("TrainingError incomplete checkpoint", blocked)
+    assert unchanged
+    assert more_sizes_than_graphs == [True, 1, ""]
     for operations, launches, differing, waiting in (plain, histories[0], transformer[0]):
         assert operations > 80
         assert launches >= 2

@@ -21,6 +21,7 @@ norm of all gradients; with an optimizer of torch that cannot be told on the dev
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -255,9 +256,12 @@ class GraphStep:
             with timed(seconds, "forward"):
                 place, inputs = self._pack(step, batch, request, handle.staged if self._is_queued else (), rows)
             outcome = self._run(inputs, self._train if self._is_queued else self._differentiate)
-            self._ring.give_back(place)
+            # The device changes rows from now on, so an interrupt before the step is counted leaves them incomplete.
+            with engine.health.changing("an optimizer step") if self._is_queued else nullcontext():
+                self._ring.give_back(place)
+                if self._is_queued:
+                    engine.end(handle)
             if self._is_queued:
-                engine.end(handle)
                 self._set_rates(stages.rate(step))
                 return self._result(step, batch.size)
             return StepResult(self._finish(step, handle, outcome, counts), batch.size)
