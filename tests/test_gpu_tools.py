@@ -49,8 +49,10 @@ def test_measurements_run_at_small_sizes_and_become_results(tmp_path: Path) -> N
     run(sys.executable, str(TOOLS / "costs.py"), str(out))
     for benchmark in ("train", "graph", "cached", "hot", "dedup"):
         run(sys.executable, str(TOOLS / "steps.py"), str(out), benchmark, SECONDS_LEFT="900")
+    for part in ("anatomy", "directory", "moves"):
+        run(sys.executable, str(TOOLS / "parts.py"), str(out), part, SECONDS_LEFT="900")
     kinds = {json.loads(line)["cell"] for line in out.read_text().splitlines()}
-    assert kinds == {"copy", "kernels", "tiles", "records", "costs", "steps"}
+    assert kinds == {"copy", "kernels", "tiles", "records", "costs", "steps", "parts"}
     (tmp_path / "env.log").write_text("Model name:  a processor\nCPU(s):  16\n")
     run(sys.executable, str(TOOLS / "collect.py"), str(tmp_path), str(tmp_path))
     results = {file.stem: json.loads(file.read_text()) for file in tmp_path.glob("gpu_*.json")}
