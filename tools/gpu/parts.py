@@ -31,6 +31,7 @@ from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.runtime.accelerator import open_device
 from stratarec.kernels.runtime.threads import limit_threads
 
+CELL = {"cell": "parts", "benchmark": "gpu_parts", **MACHINE}
 PLACE = open_device("cuda") if GPU else torch.device(DEVICE)
 WIDTH, THREADS = 64, (1, 2) if SMALL else (1, 2, 4, 8, 16)
 
@@ -53,8 +54,8 @@ def anatomy() -> None:
             _, ends = side.train(data, depth)
             spent = {name: 1e3 * (now - before.get(name, 0.0)) / count for name, now in side.engine.seconds.items()}
             write(
-                cell="parts", benchmark="gpu_parts", part="anatomy", rows=rows, depth=depth, switch_interval=interval,
-                step_ms=1e3 * median(np.diff(ends[2:])), ms_by_stage=spent, **MACHINE,
+                **CELL, part="anatomy", rows=rows, depth=depth, switch_interval=interval,
+                step_ms=1e3 * median(np.diff(ends[2:])), ms_by_stage=spent,
             )  # fmt: skip
         sys.setswitchinterval(5e-3)
         if GPU:
@@ -103,8 +104,8 @@ def directory() -> None:
             if number >= len(filling):
                 times.setdefault(threads, []).append(1e3 * (time.perf_counter() - began))
         write(
-            cell="parts", benchmark="gpu_parts", part="directory", share=share, tables=len(names), lookups=len(columns) * size, unit="ms",
-            by_threads={threads: median(each) for threads, each in times.items()}, **MACHINE,
+            **CELL, part="directory", share=share, tables=len(names), lookups=len(columns) * size, unit="ms",
+            by_threads={threads: median(each) for threads, each in times.items()},
         )  # fmt: skip
 
 
@@ -145,8 +146,7 @@ def moves() -> None:
             ms[f"exchange by {threads} threads"] = median(spent[1:])
         store.close()
         write(
-            cell="parts", benchmark="gpu_parts", part="moves", precision=kind, rows=count, record_bytes=codec.record_bytes, unit="ms", ms=ms,
-            **MACHINE,
+            **CELL, part="moves", precision=kind, rows=count, record_bytes=codec.record_bytes, unit="ms", ms=ms,
         )  # fmt: skip
 
 
