@@ -407,7 +407,7 @@ def test_samples_that_do_not_fit_into_memory_are_not_read(
 ) -> None:
     lines: list[str] = []
     monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
-    monkeypatch.setattr("stratarec.training.steps.trees.memory_bytes", lambda: 1 << 17)
+    monkeypatch.setattr("stratarec.training.steps.trees.memory_bytes", lambda: 1 << 12)
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=2))
     assert any("no trees are fitted: their samples take" in line for line in lines)
     assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 5
