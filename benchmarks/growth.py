@@ -155,7 +155,7 @@ class Clock(SilentProgress):
     def __init__(self) -> None:
         self.began, self.ended, self.steps = dict[str, float](), dict[str, float](), list[float]()
 
-    def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
+    def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
         self.task, self.began[task] = task, time.process_time()
 
     def advance(self, amount: int, note: str = "") -> None:

@@ -98,7 +98,7 @@ def test_chunks_may_be_spilled_to_files_of_any_size(tmp_path: Path, monkeypatch:
 class StopAfterSpilling(SilentProgress):
     """Interrupt `prepare` after the log is spilled."""
 
-    def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
+    def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
         if task == "count":
             raise KeyboardInterrupt
 

@@ -182,7 +182,7 @@ def test_files_that_appear_during_preparation_are_not_replaced(home: Path) -> No
     recipe = Recipe.load("r.yaml", ["data.path=later"])
 
     class Intruder:
-        def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
+        def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
             if task == "encode":
                 Path("later").mkdir()
                 Path("later/data.txt").write_text("mine")
