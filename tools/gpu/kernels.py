@@ -110,12 +110,12 @@ class Case:
 
     def group(self):
         self.staged = self.stage()
-        return self.staged.sorted.list(self.staged, self.T * self.D)
+        self.staged.list_rows(self.T * self.D)
 
     def regroup(self):
         """Sort and list the lookups again, without staging."""
-        self.staged.__dict__.pop("sorted", None)
-        self.staged.sorted.list(self.staged, self.T * self.D)
+        self.staged.lists.listed_for = -1
+        self.staged.list_rows(self.T * self.D)
 
     def update(self, tile=None):
         if tile:

@@ -270,7 +270,7 @@ class TieredEmbeddingBagCollection(EmbeddingCollection[Prepared]):
     >>> import torch
     >>> from stratarec import EmbeddingBagConfig, KeyedJagged, RowOptimizerConfig, TieredEmbeddingBagCollection
     >>> table = EmbeddingBagConfig(name="item", num_embeddings=1000, embedding_dim=8, feature_names=("item",))
-    >>> collection = TieredEmbeddingBagCollection([table], RowOptimizerConfig(kind="sgd", learning_rate=0.1))
+    >>> collection = TieredEmbeddingBagCollection([table], optimizer=RowOptimizerConfig(kind="sgd"))
     >>> features = KeyedJagged(keys=("item",), values=torch.tensor([3, 7]), offsets=None, batch_size=2)
     >>> collection(features)["item"].sum().backward()  # trains rows 3 and 7
     >>> collection.close()
