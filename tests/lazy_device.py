@@ -22,7 +22,8 @@ import random
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -99,8 +100,10 @@ class Stream:
             last = self.queued if upto is None else upto
             while self.done < last:
                 work = self._work.popleft()
-                self.done += 1
-                work()
+                try:
+                    work()
+                finally:
+                    self.done += 1  # not earlier: another thread may ask for an event while the operation runs
 
     def synchronize(self) -> None:
         if self.done < self.queued:
@@ -117,14 +120,6 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         self.put(event.arrive)
-
-    def __enter__(self) -> Stream:
-        self._before = current()
-        _LOCAL.stream = self
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        _LOCAL.stream = self._before
 
 
 class Event:
@@ -410,6 +405,14 @@ class Driver(accelerator.Driver):
 
     def current(self) -> Stream:
         return current()
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, _LOCAL.stream = current(), stream
+        try:
+            yield
+        finally:
+            _LOCAL.stream = before
 
     def pinned(self, size: int) -> Tensor:
         result = torch.empty(size, dtype=torch.uint8)

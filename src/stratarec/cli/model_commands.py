@@ -304,7 +304,7 @@ def _explain_options(command: argparse.ArgumentParser) -> None:
 def explain(args: argparse.Namespace) -> None:
     """Show which features a model uses."""
     from stratarec.io.atomic import check_output
-    from stratarec.training.run import periods
+    from stratarec.training.evaluate import chosen_split
     from stratarec.training.run.open_run import open_run
 
     data, logs = data_or_logs(args)
@@ -318,24 +318,28 @@ def explain(args: argparse.Namespace) -> None:
     output = output_of(args, _EXPLANATION)
     if not args.row and not args.json:
         check_output(output.resolve(), ".html")
-    # A model that has seen the test split (`train.refit`) remembers its rows, which would exaggerate each importance.
-    tested = not args.row and data is None and periods.latest(Path(args.run)) is None
-    with open_run(args.run, data, tested=tested) as trained:
+    with ExitStack() as stack:
+        trained = stack.enter_context(open_run(args.run, data))
+        split = chosen_split(trained.dataset, args.split)
+        if trained.is_refitted and split in trained.trained_splits and not args.row:
+            # A model that was trained on the split (`train.refit`) remembers its rows, which would exaggerate each
+            # importance.
+            stack.close()
+            trained = stack.enter_context(open_run(args.run, data, tested=True))
         progress = progress_of(args)
         if args.row:
             _explain_row(args, trained, logs)
         else:
-            _explain_all(args, trained, output, progress)
+            _explain_all(args, trained, split, output, progress)
 
 
-def _explain_all(args: argparse.Namespace, trained: TrainedModel, output: Path, progress: Progress) -> None:
+def _explain_all(args: argparse.Namespace, trained: TrainedModel, split: str, output: Path, progress: Progress) -> None:
     from stratarec.reporting.explain_page import print_explanation, write_explanation
-    from stratarec.training.evaluate import chosen_split
     from stratarec.training.explain.explain import REPEATS, SAMPLES, explain_columns, with_curves
     from stratarec.training.explain.probe import Probe, columns_of, draw_samples
 
     columns_of(trained.dataset.schema, args.feature)
-    split, seed = chosen_split(trained.dataset, args.split), args.seed or 1
+    seed = args.seed or 1
     batch = draw_samples(trained.dataset, split, args.samples or SAMPLES, seed)
     probe = Probe(trained.model, trained.dataset, batch, trained.recipe.train.precision)
     explanation: dict[str, Any] = {

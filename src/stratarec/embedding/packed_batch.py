@@ -168,11 +168,6 @@ class BatchLists:
             setattr(self, name, words[first : first + size].view(kind) if size else None)
 
 
-@lru_cache(maxsize=64)
-def _numbers(count: int, device: torch.device) -> Tensor:
-    return torch.arange(count, dtype=torch.int32, device=device)
-
-
 @dataclass(frozen=True)
 class DeviceBatch(StagedBatch):
     """A staged batch on the device.
@@ -227,7 +222,8 @@ class DeviceBatch(StagedBatch):
         lists = self.lists
         if lists.bag_of is not None and lists.offsets is not None:
             # The same operation for all batches of a form; `repeat_interleave` depends on the number of lookups.
-            lookups = _numbers(lists.form.lookups, lists.words.device)
+            # `first` is not filled yet and has room for the numbers of the lookups.
+            lookups = torch.arange(lists.form.lookups, dtype=torch.int32, out=lists.first[:-1])
             torch.searchsorted(lists.offsets[1:], lookups, right=True, out_int32=True, out=lists.bag_of)
 
     def list_rows(self, stride: int) -> None:

@@ -85,7 +85,7 @@ class DeviceOrder(StepOrder):
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        with self._moves:
+        with self._driver.on(self._moves):
             if self._other is not None:
                 self._moves.wait_event(self._other)
             yield
@@ -116,7 +116,7 @@ class Place:
     def __init__(self, words: int, driver: Driver, upload: Any, users: Sequence[Any]) -> None:
         self._driver, self._upload = driver, upload
         self.host = driver.pinned(4 * words).view(torch.int32)
-        with upload:
+        with driver.on(upload):
             self.device = torch.empty(words, dtype=torch.int32, device=driver.device)
         # For buffers that are dropped and not given back: their memory is not reused before the streams are done.
         for stream in users:
@@ -128,7 +128,7 @@ class Place:
         """Start to copy the first `words` words to the device."""
         if self._free is not None:
             self._upload.wait_event(self._free)
-        with self._upload:
+        with self._driver.on(self._upload):
             self.device[:words].copy_(self.host[:words], non_blocking=True)
             self.arrived = self._upload.record_event()
 

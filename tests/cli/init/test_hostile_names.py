@@ -24,7 +24,7 @@ FIELDS = {
     "data": {"path", "source", "split", "vocabulary", "on_bad_row"},
     "source": {"kind", "paths", "delimiter", "columns", "nulls", "format", "schema"},
     "schema": {"label", "time", "time_unit", "time_format", "user", "session", "dense", "sparse"},
-    "feature": {"name", "kind", "max_length", "separator", "type", "of"},
+    "feature": {"name", "kind", "max_length", "separator", "type", "of", "decimal"},
 }
 HOSTILE = (
     "x\nshard_samples: 7 #", "Price\n(EUR)", "a\u2028b", "0?", "^a$", "user\nid", "(column 1)", "--option", "../..",
@@ -32,7 +32,7 @@ HOSTILE = (
     "@label", "a\x1b[31m", "[", "x\x85groups: 1",
 )  # fmt: skip
 TEXTS = st.lists(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=6)), max_size=4).map("".join)
-NAMES = st.one_of(TEXTS, TEXTS.map(lambda text: text * 70), st.text(max_size=250))
+NAMES = st.one_of(TEXTS, TEXTS.map("{}\0".format), TEXTS.map(lambda text: text * 70), st.text(max_size=250))
 
 
 def log(names: list[str], value: str) -> pl.DataFrame:
@@ -99,9 +99,10 @@ def test_any_log_gives_a_draft_or_one_error(
         assert Recipe.load(draft).name == "log"
 
 
-@pytest.mark.parametrize("name", ["", "^item_code$"])
-def test_a_parquet_column_without_a_usable_name_is_left_out(name: str, tmp_path: Path) -> None:
-    path = write(log([name, "(column 1)"], "v"), tmp_path / "log.parquet")
+@pytest.mark.parametrize("value", ["v", "v|w", "2017-01-02 00:00:00", "[1, 2]"])
+@pytest.mark.parametrize("name", ["", "^item_code$", "à\0", "\0"])
+def test_a_parquet_column_without_a_usable_name_is_left_out(name: str, value: str, tmp_path: Path) -> None:
+    path = write(log(["(column 1)", name], value), tmp_path / "log.parquet")
     schema = content_of((str(path),))["data"]["source"]["schema"]
     assert [each["name"] for key in ("dense", "sparse") for each in schema.get(key, ())] == ["(column 1)", "item"]
 

@@ -114,6 +114,11 @@ def _ticks(unit: TimeUnit) -> Literal["us", "ns"]:
     return "ns" if unit == "ns" else "us"
 
 
+def _to_arrow(column: pl.Series) -> pa.Array:
+    """Return a column without its name: Polars ends with a panic if the name has a zero character."""
+    return column.alias("").to_arrow()
+
+
 def parse_times(text: pl.Series, form: str, ticks: Literal["us", "ns"] = "us") -> pl.Series:
     """Parse text in the format `form` as ``Datetime``, null for other text. Raises `ConfigError` for an invalid format.
 
@@ -136,7 +141,7 @@ def parse_times(text: pl.Series, form: str, ticks: Literal["us", "ns"] = "us") -
 
 def _iso_times(text: pl.Series, unit: TimeUnit) -> pl.Series:
     try:  # Arrow is the fastest, and reads columns in which all times have the same form
-        times = pl.from_arrow(pc.cast(text.to_arrow(), pa.timestamp(_ticks(unit))))
+        times = pl.from_arrow(pc.cast(_to_arrow(text), pa.timestamp(_ticks(unit))))
     except pa.ArrowInvalid:
         return _mixed_iso_times(text, unit)
     assert isinstance(times, pl.Series)
@@ -285,7 +290,8 @@ def map_values(lists: pl.Series, read: Callable[[pl.Series], pl.Series]) -> pl.S
     lengths = lists.list.len().fill_null(0).to_numpy()
     values = read(lists.drop_nulls().explode(empty_as_null=False))
     offsets, missing = np.concatenate([[0], lengths.cumsum()]).astype(np.int64), lists.is_null()
-    return pl.Series(lists.name, pa.LargeListArray.from_arrays(offsets, values.to_arrow(), mask=missing.to_arrow()))
+    column = pa.LargeListArray.from_arrays(offsets, _to_arrow(values), mask=_to_arrow(missing))
+    return pl.Series(lists.name, column)
 
 
 def drop_incomplete(lists: Sequence[pl.Series]) -> list[pl.Series]:
@@ -301,6 +307,6 @@ def drop_incomplete(lists: Sequence[pl.Series]) -> list[pl.Series]:
     rows = np.repeat(np.arange(len(lengths)), lengths)[is_complete]
     offsets = np.concatenate([[0], np.bincount(rows, minlength=len(lengths)).cumsum()]).astype(np.int64)
     return [
-        pl.Series(column.name, pa.LargeListArray.from_arrays(offsets, values.filter(pl.Series(is_complete)).to_arrow()))
+        pl.Series(column.name, pa.LargeListArray.from_arrays(offsets, _to_arrow(values.filter(pl.Series(is_complete)))))
         for column, values in zip(lists, flat, strict=True)
     ]

@@ -74,12 +74,25 @@ class Driver:
         self.device, self.refusal = device, ""
 
     def stream(self) -> Any:
-        """Return a new stream, which is also a context manager."""
+        """Return a new stream."""
         return torch.Stream(self.device)
 
     def current(self) -> Any:
         """Return the stream on which the calling thread computes."""
         return torch.accelerator.current_stream(self.device)
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        """Compute on `stream` in the calling thread.
+
+        A stream of torch is a context too, but it keeps the previous stream itself, so only one thread may enter it.
+        """
+        before = self.current()
+        torch.accelerator.set_stream(stream)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(before)
 
     def pinned(self, size: int) -> Tensor:
         """Return ``[size]`` bytes of host memory that the device can read and write directly.
@@ -102,12 +115,6 @@ class Driver:
 
 class HostStream:
     """Stream of the host: every operation has ended when it is recorded. It is also its only event."""
-
-    def __enter__(self) -> HostStream:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
     def record_event(self) -> HostStream:
         return self
@@ -135,6 +142,10 @@ class HostDriver(Driver):
 
     def current(self) -> Any:
         return self._STREAM
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        yield
 
     def pinned(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8)
@@ -235,7 +246,7 @@ class DeviceTransfers(Transfers):
         if not (source.is_contiguous() and self._pinned.holds(source)):
             source = self._pinned.empty(tuple(host.shape), host.dtype)
             source.copy_(host.detach())
-        with self._up:
+        with self._driver.on(self._up):
             target = torch.empty(source.shape, dtype=source.dtype, device=self.device)
             target.copy_(source, non_blocking=True)
             arrived = self._up.record_event()
@@ -249,7 +260,7 @@ class DeviceTransfers(Transfers):
         tensor = tensor.detach().contiguous()
         self._down.wait_event(self._driver.current().record_event())
         host = self._pinned.empty(tuple(tensor.shape), tensor.dtype) if out is None else out
-        with self._lock, self._down:
+        with self._lock, self._driver.on(self._down):
             host.copy_(tensor, non_blocking=True)
             arrived = self._last = self._down.record_event()
         self._pinned.busy(host, arrived)

@@ -20,6 +20,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+# Controller and kind of the hierarchy -> files with the limit and, for processors, its period.
+_FILES = {
+    ("cpu", "cgroup2"): ("cpu.max",),
+    ("cpu", "cgroup"): ("cpu.cfs_quota_us", "cpu.cfs_period_us"),
+    ("memory", "cgroup2"): ("memory.max",),
+    ("memory", "cgroup"): ("memory.limit_in_bytes",),
+}
 # The quotas are read again after so many seconds, because they may change while a container runs.
 _SECONDS = 60.0
 _cached = (0, -math.inf)
@@ -99,30 +106,24 @@ def _limits(root: Path, controller: str) -> Iterator[float]:
         top, place = (_unescaped(part) for part in before.split()[3:5])
         kind, _, options = behind.split(" ", 2)
         if kind in paths and (kind == "cgroup2" or controller in options.split(",")):
-            yield from _above(root / place.lstrip("/"), top, paths[kind], f"{controller} {kind}")
+            yield from _above(root / place.lstrip("/"), top, paths[kind], _FILES[controller, kind])
 
 
-def _above(mounted: Path, top: str, path: str, kind: str) -> Iterator[float]:
+def _above(mounted: Path, top: str, path: str, files: tuple[str, ...]) -> Iterator[float]:
     """Yield the limit of a group and of each group above it, up to the top of the mount."""
     group = PurePosixPath(path)
     inside = group.relative_to(top) if group.is_relative_to(top) else PurePosixPath()
     # If the group is outside its namespace (/../other), the mount shows only the top.
     parts = () if ".." in inside.parts else inside.parts
     for depth in range(len(parts), -1, -1):
-        limit = _limit(mounted.joinpath(*parts[:depth]), kind)
+        limit = _limit(mounted.joinpath(*parts[:depth]), files)
         if limit is not None:
             yield limit
 
 
-def _limit(group: Path, kind: str) -> float | None:
+def _limit(group: Path, files: tuple[str, ...]) -> float | None:
     try:
-        if kind.startswith("memory"):
-            name = "memory.max" if kind == "memory cgroup2" else "memory.limit_in_bytes"
-            allowed, period = (group / name).read_text().strip(), "1"
-        elif kind == "cpu cgroup2":
-            allowed, period = (group / "cpu.max").read_text().split()
-        else:
-            allowed, period = ((group / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        allowed, period = [*(word for file in files for word in (group / file).read_text().split()), "1"][:2]
         return None if allowed in ("max", "-1") else int(allowed) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         # The top of a hierarchy has no such file. If a file cannot be read, there is no limit.
