@@ -22,6 +22,7 @@ from stratarec.errors import ExportError
 from stratarec.training.export import publish as publishing
 from stratarec.training.export import write_delta
 from stratarec.training.run import periods
+from stratarec.training.run.run_directory import read_recipe
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,43 @@ def test_each_period_publishes_a_delta_or_a_full_export_if_much_changed(
         shutil.rmtree(folder / name)
     with refuses(ExportError, "export"):
         publishing.publish(run, folder)
+
+
+def test_rows_of_the_batch_give_deltas_where_all_rows_do_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decayed = {"kind": "rowwise_adagrad", "rows": "all", "weight_decay": 0.1}
+    run, folder = begin(tmp_path, train={"embedding": decayed}, vocabulary={"min_count": 1}), tmp_path / "serve"
+    publishing.publish(run, folder)
+    for day, words in ((1, "00001 full train.embedding.rows=batch"), (2, "00002.delta"), (3, "00003.delta")):
+        short = tmp_path / f"short-{day}.parquet"
+        pl.read_parquet(tmp_path / f"day-{day}.parquet").head(8).write_parquet(short)
+        # Later periods have the fields of the second one.
+        fields = ["train.embedding.rows=batch", "train.batch_size=16"] if day == 2 else []
+        assert main(["continue", "-q", str(run), str(short), *fields, "--publish", str(folder)]) == 0
+        assert not missing(words, capsys.readouterr().out)
+    assert read_recipe(periods.of_number(run, 3)).train.batch_size == 16
+    assert main(["export", "-q", str(run), "-o", str(tmp_path / "export")]) == 0
+    full, log = Scorer.open(tmp_path / "export"), rows(tmp_path)
+    assert np.array_equal(open_published(folder).score(log), full.score(log))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["model.dropout=0.5", "{}/day-1.parquet"], "model.dropout=0.5 new run train.batch_size"),
+        (["train.epochs=2", "{}/day-1.parquet"], "train.epochs=2 new run memory"),
+        (["train.batch_size=64"], "no log train.batch_size=64"),
+        (["train.batch_size=many", "{}/day-1.parquet"], "train.batch_size many"),
+    ],
+)
+def test_fields_that_a_period_cannot_change_are_refused(
+    words: list[str], expected: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files_of(home / "run")
+    assert main(["continue", "-q", str(home / "run"), *(word.format(home) for word in words)]) == 2
+    assert not missing(expected, capsys.readouterr().err)
+    assert files_of(home / "run") == before
 
 
 def test_a_failed_publication_changes_nothing_and_the_next_delta_has_both_periods(

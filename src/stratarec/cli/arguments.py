@@ -22,7 +22,12 @@ RUN_HELP = "directory of a finished run, as written by `train`"
 # A longer message is cut after this number of characters.
 _MAX_MESSAGE = 200
 # Fields of a recipe that determine how logs are read, but not what their columns mean.
-_FIELD = re.compile(r"data\.(on_bad_row|source\.(format|delimiter|quote|columns|nulls|encoding|max_line_bytes))=")
+_READING = r"data\.(on_bad_row|source\.(format|delimiter|quote|columns|nulls|encoding|max_line_bytes))"
+_FIELD = re.compile(f"{_READING}=")
+# Fields that may change between the periods of a run.
+_TRAINING = r"train\.(batch_size|threads|(dense|embedding)\.learning_rate|embedding\.rows)"
+_PERIOD_FIELD = re.compile(rf"({_READING}|{_TRAINING}|memory\.[\w.]+)=")
+_ANY_FIELD = re.compile(r"(name|data|model|train|memory|hot)\.[\w.]+=")
 _FINDING_WIDTH = 63
 
 
@@ -74,6 +79,32 @@ def add_recipe(command: argparse.ArgumentParser) -> None:
 def add_run(command: argparse.ArgumentParser) -> None:
     """Add the positional argument for the run that `continue`, `forget`, `rebase` and `revert` change."""
     command.add_argument("run", help=RUN_HELP)
+
+
+def add_periods(command: argparse.ArgumentParser) -> None:
+    """Add the positional arguments for the logs of periods; `logs_of_periods` interprets them."""
+    command.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="new logs in order of time, each of which becomes one period; and fields of the recipe that change from "
+        "now on, such as train.embedding.rows=batch or data.on_bad_row=skip",
+    )
+
+
+def logs_of_periods(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Return the logs of periods, and the changed fields of the recipe, in `args.files`."""
+    fields = [word for word in args.files if _ANY_FIELD.match(word) and not Path(word).exists()]
+    for word in fields:
+        if not _PERIOD_FIELD.match(word):
+            raise ConfigError(
+                f"{word} cannot change between periods; train a new run for it. These may change: memory, "
+                "train.batch_size, train.threads, train.embedding.rows, learning rates, and how a log is read"
+            )
+    files = [word for word in args.files if word not in fields]
+    if not files:
+        raise ConfigError(f"there is no log beside {fields[0]}: name the log of the next period")
+    return files, fields
 
 
 def add_data(command: argparse.ArgumentParser) -> None:

@@ -7,7 +7,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stratarec.cli.arguments import add_device, add_json, add_run, print_lines, progress_of, subcommand
+from stratarec.cli.arguments import (
+    add_device,
+    add_json,
+    add_periods,
+    add_run,
+    logs_of_periods,
+    print_lines,
+    progress_of,
+    subcommand,
+)
 from stratarec.errors import Alarm
 
 if TYPE_CHECKING:
@@ -20,7 +29,7 @@ _SHOWN_VALUES = 5
 
 def _continue_options(command: argparse.ArgumentParser) -> None:
     add_run(command)
-    command.add_argument("files", nargs="+", metavar="FILE", help="new logs in order of time; each becomes one period")
+    add_periods(command)
     add_device(command)
     add_json(command, "print one line of JSON per period")
     command.add_argument("-o", "--output", metavar="FILE", help="also write an HTML report of all periods")
@@ -70,7 +79,8 @@ def _continue_and_publish(args: argparse.Namespace, target: PublishTarget | None
     from stratarec.training.continual.period_checks import alarms
 
     run, messages, published = named_directory(args.run), list[str](), ""
-    for period, is_new in run_periods(run, args.files, progress_of(args), args.device):
+    files, fields = logs_of_periods(args)
+    for period, is_new in run_periods(run, files, progress_of(args), args.device, fields):
         messages = alarms(period.to_dict())
         if args.json:
             print_lines(_json_line(period, messages, is_new))

@@ -105,7 +105,7 @@ def _evaluate_logs(
     user = trained.dataset.schema.user
     novelty = Novelty(trained.dataset, user)
     fresh = RawLogs(
-        trained.reading(args.fields),
+        trained.with_fields(args.fields),
         logs,
         keep=[*args.by, *rank_by],
         earlier=args.history,
@@ -255,7 +255,7 @@ def predict(args: argparse.Namespace) -> None:
             require_one_process(mesh.ranks)
             by = column_of(trained.dataset.schema, args.by or "user")
             keep = [*args.keep, by] if args.top else args.keep
-            fresh = RawLogs(trained.reading(args.fields), logs, keep=keep, earlier=args.history)
+            fresh = RawLogs(trained.with_fields(args.fields), logs, keep=keep, earlier=args.history)
             top = Top(args.top, by) if args.top else None
             rows = predict_logs(fresh, output, progress, top, safe=args.safe)
         else:
@@ -370,7 +370,7 @@ def _explain_row(args: argparse.Namespace, trained: TrainedModel, logs: list[str
     if not number.isdecimal() or not 1 <= int(number) < 1 << 40:
         raise ConfigError(f"--row must be a row number or FILE:ROW; got {args.row}")
     if logs:
-        batch = RawLogs(trained.reading(args.fields), logs, earlier=args.history).sample(file, int(number))
+        batch = RawLogs(trained.with_fields(args.fields), logs, earlier=args.history).sample(file, int(number))
     else:
         batch = row_of_split(trained.dataset, chosen_split(trained.dataset, args.split), file, int(number))
     probe = Probe(trained.model, trained.dataset, batch, trained.recipe.train.precision)

@@ -56,19 +56,24 @@ from stratarec.training.torch_setup import device_of
 
 
 def continue_run(
-    run: Path, files: Sequence[str], progress: Progress, device: str | None = None
+    run: Path, files: Sequence[str], progress: Progress, device: str | None = None, fields: Sequence[str] = ()
 ) -> Iterator[tuple[Period, bool]]:  # fmt: skip
     """Add a period for each of `files`, in order, and train it on `device` (by default, the device of the run).
 
     Yields each period after its commit, and whether it is new. A file that already is a period (because an earlier
     command was interrupted, for example) is skipped.
 
+    Parameters
+    ----------
+    fields : sequence of str
+        Fields of the recipe with other values, such as ``train.batch_size=1024``, for these periods and later ones.
+
     Raises
     ------
     CheckpointError
         If `run` is not a finished run, or is damaged.
     ConfigError
-        If samples of the run are not rows of a log.
+        If samples of the run are not rows of a log, or a field is invalid.
     DataError
         If a file cannot be the next period: the run was trained on it, it begins before the last period ended, it has
         other columns, or a few of its rows are far later than all others. The run keeps the periods before that file.
@@ -77,7 +82,7 @@ def continue_run(
     """
     with Chain.locked(run) as chain:
         for file in files:
-            step = _Step(chain, file, progress, device)
+            step = _Step(chain, file, progress, device, fields)
             earlier = step.earlier()
             yield (step.run(), True) if earlier is None else (earlier, False)
 
@@ -96,8 +101,10 @@ class _Scores:
 class _Step:
     """One period of one run."""
 
-    def __init__(self, chain: Chain, file: str, progress: Progress, device: str | None) -> None:
-        self._chain, self._run, self._file, self._progress = chain, chain.run, file, progress
+    def __init__(
+        self, chain: Chain, file: str, progress: Progress, device: str | None, fields: Sequence[str]
+    ) -> None:  # fmt: skip
+        self._chain, self._run, self._file, self._progress, self._fields = chain, chain.run, file, progress, fields
         self._device = device_of(device or read_recipe(self._run).train.device, field="--device")
         self._log = self._hash()
 
@@ -111,8 +118,9 @@ class _Step:
             if self._log in str(DatasetManifest.read(Path(read_recipe(self._run).data.path)).about.origin.source):
                 raise DataError(f"{self._file} is not new: {self._run} was trained on it; name a later log")
         with periods.working_directory(self._run) as work:
-            with open_run(self._run) as trained:
-                before, parent = self._chain.before(trained)
+            with open_run(self._run) as opened:
+                before, parent = self._chain.before(opened)
+                trained = opened.with_fields(self._fields)
                 if trained.model.network.trees is not None:
                     self._progress.say(
                         "the boosted trees stay as they are; only the networks of the ensemble are trained"
@@ -154,7 +162,7 @@ class _Step:
 
     def _hash(self) -> str:
         """Return the hash of the period's file; `DataError` unless it is exactly one local file."""
-        recipe = read_recipe(self._run)
+        recipe = read_recipe(self._run).with_overrides(self._fields)
         source = of_file(recipe.data.source, self._file)
         opened = open_source(source, on_bad_row=recipe.data.on_bad_row, split=recipe.data.split)
         if len(opened.files) != 1:

@@ -99,8 +99,8 @@ class TrainedModel:
     period: int = 0
     """Number of the last period of `stratarec continue`; 0 if there is none."""
 
-    def reading(self, overrides: Sequence[str]) -> TrainedModel:
-        """Return the same model, which reads logs with other fields, such as ``data.on_bad_row=skip``."""
+    def with_fields(self, overrides: Sequence[str]) -> TrainedModel:
+        """Return the same model with other fields of the recipe, such as ``data.on_bad_row=skip``."""
         return replace(self, recipe=self.recipe.with_overrides(overrides)) if overrides else self
 
     @property
