@@ -49,8 +49,8 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Use 1.5 workers per processor, up to four, because tests wait for processes that they start."""
-    return min(3 * (os.cpu_count() or 1) // 2, 4)
+    """Use a worker per processor, up to four: more of them interrupt each other's teams of threads, which then wait."""
+    return min(os.cpu_count() or 1, 4)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which writes groups into ids

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -18,43 +16,41 @@ if not TOOLS.is_dir():
 pytest.importorskip("triton")
 
 
-def run(*command: str, **variables: str) -> str:
-    """Return the output of a command, whose ``python3`` is that of the tests."""
-    environment = {
-        **os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(str(each) for each in (ROOT / "src", ROOT / "tests", TOOLS, ROOT)), **variables,
-    }  # fmt: skip
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, cwd=ROOT)
+def run(tool: str, *arguments: str, **variables: str) -> str:
+    """Return the output of a tool."""
+    places = [str(each) for each in (TOOLS, ROOT / "src", ROOT / "tests", ROOT)]
+    code = f"import runpy, sys\nsys.path[:0] = {places!r}\nrunpy.run_path({str(TOOLS / tool)!r}, run_name='__main__')"
+    done = forked.python(code, arguments, cwd=ROOT, environment=variables)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
 
 def test_kernels_compile_for_a_gpu_without_spilling_and_with_exact_division() -> None:
     # The interpreter accepts Python code that the compiler refuses.
-    lines = run(sys.executable, str(TOOLS / "compile.py"), TRITON_INTERPRET="0").splitlines()
+    lines = run("compile.py", TRITON_INTERPRET="0").splitlines()
     assert len(lines) == 36, lines
 
 
 @pytest.mark.slow
 def test_slots_of_a_gpu_match_those_of_the_cpu() -> None:
     """`embedding/test_device_slots.py` compares the other workloads."""
-    (line,) = run(sys.executable, str(TOOLS / "slots.py"), "1").splitlines()
+    (line,) = run("slots.py", "1").splitlines()
     assert line.split(": ")[1].split()[0] == "0", line
 
 
 @pytest.mark.slow
 def test_measurements_run_at_small_sizes_and_become_results(tmp_path: Path) -> None:
     out = tmp_path / "bench.jsonl"
-    run(sys.executable, str(TOOLS / "kernels.py"), str(out), "tiles")
-    run(sys.executable, str(TOOLS / "costs.py"), str(out))
+    run("kernels.py", str(out), "tiles")
+    run("costs.py", str(out))
     for benchmark in ("train", "graph", "cached", "hot", "dedup"):
-        run(sys.executable, str(TOOLS / "steps.py"), str(out), benchmark, SECONDS_LEFT="900")
+        run("steps.py", str(out), benchmark, SECONDS_LEFT="900")
     for part in ("anatomy", "directory", "moves"):
-        run(sys.executable, str(TOOLS / "parts.py"), str(out), part, SECONDS_LEFT="900")
+        run("parts.py", str(out), part, SECONDS_LEFT="900")
     kinds = {json.loads(line)["cell"] for line in out.read_text().splitlines()}
     assert kinds == {"copy", "kernels", "tiles", "records", "costs", "steps", "parts"}
     (tmp_path / "env.log").write_text("Model name:  a processor\nCPU(s):  16\n")
-    run(sys.executable, str(TOOLS / "collect.py"), str(tmp_path), str(tmp_path))
+    run("collect.py", str(tmp_path), str(tmp_path))
     results = {file.stem: json.loads(file.read_text()) for file in tmp_path.glob("gpu_*.json")}
     assert len(results) == 6
     assert all(result["gate"] == "passed" and result["metrics"] for result in results.values())

@@ -73,12 +73,11 @@ def test_concurrent_programs_do_not_share_addresses() -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        "a run ends early",
         "programs overlap",
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
-                "sums do not start from 0", "the last bag is left out",
+                "a run ends early", "sums do not start from 0", "the last bag is left out",
                 "another order of additions", "noise of another column", "codes are clamped early", "state stays",
                 "clocks stand still",
             )
