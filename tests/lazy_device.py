@@ -104,6 +104,7 @@ class Stream:
                     work()
                 finally:
                     self.done += 1  # not earlier: another thread may ask for an event while the operation runs
+                _reuse()
 
     def synchronize(self) -> None:
         if self.done < self.queued:
@@ -131,9 +132,13 @@ class Event:
     def arrive(self) -> None:
         self._stream.drain(self._upto)
 
+    @property
+    def has_arrived(self) -> bool:
+        return self._stream.done >= self._upto
+
     def query(self) -> bool:
         Chip.check()
-        return self._stream.done >= self._upto
+        return self.has_arrived
 
     def synchronize(self) -> None:
         Chip.check()
@@ -187,20 +192,25 @@ class Memory:
         weakref.finalize(self, _freed, current(), self.streams, inner).atexit = False
 
 
+_FREED: list[tuple[list[Event], Tensor]] = []
+"""Memory without tensors, and the ends of the operations that may still use it."""
+
+
 def _freed(made: Stream, others: list[Stream], inner: Tensor) -> None:
     """Poison memory once the stream that allocated it, and the streams that it is kept for, have arrived."""
     with _LOCK:
         Chip.held -= inner.nbytes
-        events = [stream.record_event() for stream in others]
-
-        def taken() -> None:
-            for event in events:
-                event.arrive()
-            poison(inner)
-
+        _FREED.append(([stream.record_event() for stream in (made, *others)], inner))
         # Do not run the schedule, because this may happen during any operation.
-        made._work.append(taken)
-        made.queued += 1
+        _reuse()
+
+
+def _reuse() -> None:
+    """Poison the memory that an allocator could reuse. No stream waits for that."""
+    for entry in list(_FREED):
+        if all(event.has_arrived for event in entry[0]) and entry in _FREED:
+            _FREED.remove(entry)
+            poison(entry[1])
 
 
 class Lazy(Tensor):

@@ -19,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, ClassVar
@@ -179,9 +180,12 @@ def work(kind: str, **workload: Any) -> str:
 
 def results(
     kind: str, optimizer: RowOptimizerConfig, depth: int, *, weighted: bool = False, clipped: bool = False,
-    width: int = 8, steps: int = STEPS, place: str = "cpu",
+    width: int = 8, steps: int = STEPS, ahead: bool = False, place: str = "cpu",
 ) -> Iterator[bytes]:  # fmt: skip
     """Train, and yield the bytes of each result.
+
+    If the host runs `ahead`, it never waits for a step before the end: caches have room for more batches, and there is
+    no evaluation and no checkpoint during training.
 
     Results are outputs, gradients of per-sample weights, an evaluation and a checkpoint during training, and the final
     tables.
@@ -189,7 +193,9 @@ def results(
     slots.MEMORIES["cpu"] = KINDS[kind]
     with tempfile.TemporaryDirectory() as folder:
         tiers = TierConfig(
-            tables={name: tier for name, tier in TABLES.items() if tier}, ways=8, mapped_path=Path(folder, "mapped"),
+            tables={
+                name: replace(tier, cache_rows=224 if ahead else 128) for name, tier in TABLES.items() if tier
+            }, ways=8, mapped_path=Path(folder, "mapped"),
             log_path=Path(folder, "log"), lookahead=depth, device=place,
         )  # fmt: skip
         tables = [
@@ -203,8 +209,10 @@ def results(
         source = ((step, batch(step, weighted=weighted)) for step in range(steps))
         if clipped:
             module.engine.hold_updates()
-        pauses = (steps // 3, 2 * steps // 3)
+        pauses = (-1, steps - 1) if ahead else (steps // 3, 2 * steps // 3)
         previous: Path | None = None
+        # A device is not waited for before the end, so that it may be behind by several steps.
+        kept: list[torch.Tensor] = []
         with Prefetcher(
             module.engine, source, lambda item, stop: item[1], depth=depth, pause_after=lambda place: place in pauses
         ) as batches:
@@ -215,9 +223,9 @@ def results(
                 if clipped:
                     yield str(module.engine.gradient_norm()).encode()
                     module.engine.apply(0.5)
+                kept += [part.detach().clone() for part in parts]
                 if features.weights is not None:
-                    yield features.weights.grad.cpu().numpy().tobytes()
-                yield b"".join(part.detach().cpu().numpy().tobytes() for part in parts)
+                    kept.append(features.weights.grad)
                 if step == pauses[1]:
                     yield module.rows("hot", 0, 50)["weight"].cpu().numpy().tobytes()
                     with torch.no_grad():
@@ -227,6 +235,8 @@ def results(
                     here.mkdir()
                     manifest = module.save(here, previous)
                     previous = here
+        for tensor in kept:
+            yield tensor.cpu().numpy().tobytes()
         yield from _tables(module)
         module.close()
         assert previous is not None
@@ -261,6 +271,7 @@ DEVICE_WORK: tuple[dict[str, Any], ...] = (
     {"optimizer": OPTIMIZERS["rowwise_adam"], "depth": 0, "width": 16, "steps": 3},
     {"optimizer": OPTIMIZERS["rowwise_adagrad"], "depth": 2, "width": 48, "steps": 3, "clipped": True},
     {"optimizer": OPTIMIZERS["sgd"], "depth": 0, "width": 128, "steps": 3},
+    {"optimizer": OPTIMIZERS["rowwise_adagrad"], "depth": 2, "steps": 9, "ahead": True},
 )
 """Shorter workloads for slots of a GPU, because interpreted kernels are slow: all optimizers, more widths."""
 

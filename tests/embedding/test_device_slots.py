@@ -95,7 +95,7 @@ def test_a_kernel_fault_is_detected(fault: str) -> None:
     ("number", "schedules", "steps"),
     [
         (1, SCHEDULES[-2:-1], 2),
-        pytest.param(1, SCHEDULES, 7, marks=pytest.mark.slow),  # so many that each place and buffer is used again
+        pytest.param(7, SCHEDULES, 9, marks=pytest.mark.slow),  # so many that each place and buffer is used again
         pytest.param(2, SCHEDULES, 4, marks=pytest.mark.slow),
     ],
 )
@@ -108,8 +108,7 @@ def test_streams_wait_for_each_other(number: int, schedules: tuple[str, ...], st
 @pytest.mark.parametrize("fault", FAULTS_OF_STREAMS)
 def test_a_missing_wait_of_a_stream_is_detected(fault: str) -> None:
     # A kernel that reads poisoned slots ends the process.
-    # So many steps that each place and buffer is used again.
-    assert run_job(f"compare(1, {SCHEDULES!r}, {fault!r}, steps=7)", "lazy_rows")
+    assert run_job(f"compare(7, {SCHEDULES!r}, {fault!r})", "lazy_rows")
 
 
 @pytest.mark.parametrize("numbers", [(1,), pytest.param((0, 4), marks=pytest.mark.slow)], ids=str)

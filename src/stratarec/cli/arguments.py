@@ -94,7 +94,11 @@ def add_periods(command: argparse.ArgumentParser) -> None:
 
 def logs_of_periods(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Return the logs of periods, and the changed fields of the recipe, in `args.files`."""
+    from stratarec.training.run.run_directory import read_recipe
+
     fields = [word for word in args.files if _ANY_FIELD.match(word) and not Path(word).exists()]
+    if fields and Path(args.run).is_dir():
+        read_recipe(Path(args.run)).with_overrides(fields)  # names a field that does not exist
     for word in fields:
         if not _PERIOD_FIELD.match(word):
             raise ConfigError(

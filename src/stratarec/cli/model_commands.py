@@ -320,26 +320,26 @@ def explain(args: argparse.Namespace) -> None:
         check_output(output.resolve(), ".html")
     with ExitStack() as stack:
         trained = stack.enter_context(open_run(args.run, data))
-        split = chosen_split(trained.dataset, args.split)
-        if trained.is_refitted and split in trained.trained_splits and not args.row:
+        if args.row:
+            _explain_row(args, trained, logs)
+            return
+        if trained.is_refitted and chosen_split(trained.dataset, args.split) in trained.trained_splits:
             # A model that was trained on the split (`train.refit`) remembers its rows, which would exaggerate each
             # importance.
             stack.close()
             trained = stack.enter_context(open_run(args.run, data, tested=True))
-        progress = progress_of(args)
-        if args.row:
-            _explain_row(args, trained, logs)
-        else:
-            _explain_all(args, trained, split, output, progress)
+        _explain_all(args, trained, output)
 
 
-def _explain_all(args: argparse.Namespace, trained: TrainedModel, split: str, output: Path, progress: Progress) -> None:
+def _explain_all(args: argparse.Namespace, trained: TrainedModel, output: Path) -> None:
     from stratarec.reporting.explain_page import print_explanation, write_explanation
+    from stratarec.training.evaluate import chosen_split
     from stratarec.training.explain.explain import REPEATS, SAMPLES, explain_columns, with_curves
     from stratarec.training.explain.probe import Probe, columns_of, draw_samples
 
     columns_of(trained.dataset.schema, args.feature)
-    seed = args.seed or 1
+    split, seed = chosen_split(trained.dataset, args.split), args.seed or 1
+    progress = progress_of(args)
     batch = draw_samples(trained.dataset, split, args.samples or SAMPLES, seed)
     probe = Probe(trained.model, trained.dataset, batch, trained.recipe.train.precision)
     explanation: dict[str, Any] = {

@@ -77,7 +77,9 @@ def _lines(split: str, figures: Figures) -> Sequence[str]:
     output = [f"{split}: {figures['samples']:,} samples, {figures['positives']:,} positive; +- is {INTERVAL}"]
     output += [f"  {METRICS[name].label:20} {show_with_interval(figures, name, 6)}" for name in shown([figures])]
     if figures["auc"] is None:
-        output.append("  (a single class: metrics that compare both classes are not defined)")
+        is_one_class = figures["positives"] in (0, figures["samples"])
+        reason = "a single class: metrics that compare both classes are" if is_one_class else "all weights are 0: it is"
+        output.append(f"  ({reason} not defined)")
     return output
 
 

@@ -11,6 +11,7 @@ import pytest
 from cli.logs.corpus import LOGS
 from cli.logs.report import judge, table
 
+from errors import refuses
 from stratarec.cli.init.draft import content_of
 from stratarec.cli.init.guess import Guesses, guess
 from stratarec.cli.init.sample import LogSample
@@ -20,7 +21,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.splits import SplitConfig
-from stratarec.errors import ConfigError
+from stratarec.errors import ConfigError, DataError
 
 ROWS = 2000
 RIGHT = 0.95
@@ -194,3 +195,37 @@ def test_the_last_time_of_a_split_is_checked() -> None:
 def test_an_auc_of_a_column_with_gaps_is_at_most_one() -> None:
     positive = pl.Series(np.arange(400) % 4 > 0)
     assert 0.5 <= alone(pl.Series([f"words {'9' if row == 3 else ''} {row:x}" for row in range(400)]), positive) <= 1
+
+
+def test_codes_that_begin_with_three_letters_are_no_amounts_of_a_currency(tmp_path: Path) -> None:
+    songs = DRAW.integers(0, 300, ROWS)
+    columns = {
+        "user_id": DRAW.integers(0, 300, ROWS),
+        "isrc": [f"TWA{song % 90:02d}{2000 + song % 17}{song:05d}" for song in songs],
+        "song_len": 120_000 + songs * 523,
+        "lang": np.array([3.0, 17.0, 31.0, -1.0])[songs % 4],
+        "price": [f"EUR{song}.50" for song in songs],
+        "click": DRAW.integers(0, 2, ROWS),
+    }
+    pl.DataFrame(columns).write_csv(tmp_path / "log.csv")
+    schema = content_of((str(tmp_path / "log.csv"),))["data"]["source"]["schema"]
+    assert [each["name"] for each in schema["dense"]] == ["song_len", "price"]
+    assert [each["name"] for each in schema["sparse"]] == ["isrc", "lang"]
+
+
+def test_small_numbers_are_not_the_items_of_a_history() -> None:
+    viewed = [(DRAW.zipf(1.4, 9) % 350).tolist() for _ in range(ROWS)]
+    guesses = guesses_of(level=DRAW.integers(0, 9, ROWS), sku=DRAW.integers(0, 350, ROWS), viewed_skus=viewed)
+    assert "values of sku" in reason(guesses, "viewed_skus")
+    assert "values of" not in reason(guesses_of(level=DRAW.integers(0, 9, ROWS), viewed_skus=viewed), "viewed_skus")
+
+
+def test_a_flag_is_no_label_beside_a_column_of_events(tmp_path: Path) -> None:
+    events = np.array(["view", "view", "cart", "purchase"])[DRAW.integers(0, 4, ROWS)]
+    frame = pl.DataFrame({"user_id": DRAW.integers(0, 300, ROWS), "is mobile": DRAW.random(ROWS) < 0.6})
+    path = tmp_path / "log.parquet"
+    frame.with_columns(event_type=events).write_parquet(path)
+    with refuses(DataError, "is mobile event_type --label event_type=purchase"):
+        content_of((str(path),))
+    frame.write_parquet(path)
+    assert content_of((str(path),))["data"]["source"]["schema"]["label"] == "is mobile"

@@ -35,6 +35,8 @@ FEW = 50
 # Minimum shares: of rows at which an index column increases by one, and of a sequence's values that its feature has,
 # too.
 _MOSTLY_ONE, _MOSTLY_SAME = 0.99, 0.5
+# Minimum number of values of a feature, as a share of the number of values of a list of its values.
+_LEAST_SHARED = 0.3
 _LONG_TEXT = 60
 # Maximum number of characters of a value in a reason.
 _SHOWN = 40
@@ -216,7 +218,10 @@ def as_sequence(guess: Guess, frame: pl.DataFrame, features: Sequence[str]) -> G
     column = frame[guess.name].drop_nulls()
     lists = lists_from_text(column, guess.separator)[0] if column.dtype == pl.String else column
     values = lists.explode().drop_nulls().cast(pl.String)
-    values_by_feature = {name: frame[name].cast(pl.String).unique().implode() for name in features}
+    # A feature with a few small numbers has the most frequent values of many lists.
+    enough = values.n_unique() * _LEAST_SHARED
+    distinct = {name: frame[name].cast(pl.String).unique() for name in features}
+    values_by_feature = {name: others.implode() for name, others in distinct.items() if len(others) >= enough}
     shares = {name: values.is_in(others).sum() / max(len(values), 1) for name, others in values_by_feature.items()}
     name = max(shares, key=lambda name: shares[name], default="")
     if not name or shares[name] < _MOSTLY_SAME:

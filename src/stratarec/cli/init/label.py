@@ -10,6 +10,7 @@ from stratarec.cli.init.sample import LogSample
 from stratarec.cli.init.words import tokens
 from stratarec.data.schema import LabelRule
 from stratarec.errors import DataError
+from stratarec.io.names import shell_word
 
 _LABELS = {
     "label", "click", "clicked", "clicks", "clk", "target", "y", "converted", "conversion", "purchased", "purchase",
@@ -18,6 +19,9 @@ _LABELS = {
 }  # fmt: skip
 # Words that the name of a label may have in addition.
 _FLAGS = {"is", "has", "was", "flag", "flg", "bool", "float", "token", "in", "the", "ad", "item", "user"}
+# Words for events, in the values of a column.
+_EVENTS = {"click", "clicked", "purchase", "purchased", "buy", "bought", "transaction", "conversion", "converted"}
+_MANY_EVENTS = 20
 _RATINGS = {"rating", "ratings", "score", "stars", "overall"}
 _YES = {"yes", "y", "true", "t", "1", "positive", "pos", "success", "good", "click", "clicked", "buy", "won"}
 _NO = {"no", "n", "false", "f", "0", "negative", "neg", "failure", "bad", "none", "lost"}
@@ -60,7 +64,7 @@ def find_label(sample: LogSample, name: str) -> tuple[str | LabelRule, str]:
     if ratings:
         return _threshold_rule(frame[ratings[0]], "its name")
     yes_no = [name for name in two_words if _positive_word(frame[name])[1]]
-    if len(binary) == 1 and not yes_no:
+    if len(binary) == 1 and not yes_no and not _outcomes(frame):
         return binary[0], "the only column of 0 and 1"
     if len(yes_no) == 1 and not binary:
         return _word_rule(frame[yes_no[0]], "the only column of two words such as yes and no")
@@ -248,6 +252,13 @@ def _positive_word(column: pl.Series) -> tuple[str, bool]:
     return min(words, key=lambda word: (text == word).sum()), False
 
 
+def _outcomes(frame: pl.DataFrame) -> str:
+    """Return the column whose values are kinds of events, such as view and purchase; an empty string if none is."""
+    words = {name: _words(frame[name]) for name in frame.columns}
+    few = (name for name in words if len(words[name]) <= _MANY_EVENTS)
+    return next((name for name in few if any(tokens(word) & _EVENTS for word in words[name])), "")
+
+
 def _no_label(sample: LogSample, binary: list[str], two_words: list[str]) -> str:
     """Return the error message for a log without an obvious label."""
     frame = sample.frame
@@ -255,6 +266,12 @@ def _no_label(sample: LogSample, binary: list[str], two_words: list[str]) -> str
     candidates = ", ".join([*binary, *two_words][:_SHOWN])
     if len(binary) > 1:
         reason = f"several columns contain 0 and 1 ({candidates})"
+    elif binary and (events := _outcomes(frame)):
+        example = next(word for word in _words(frame[events]) if tokens(word) & _EVENTS)
+        return (
+            f"no label found: {binary[0]!r} is the only column of 0 and 1, but {events!r} has events such as "
+            f"{example!r}; use --label {shell_word(f'{events}={example}')} or --label {shell_word(binary[0])}"
+        )
     elif binary:
         reason = f"several columns have two values, such as 0 and 1 or yes and no ({candidates})"
     else:

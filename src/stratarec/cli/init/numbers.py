@@ -34,7 +34,8 @@ _LEAST_GROUPED = 20
 # A number and its unit, and abbreviations of powers of ten and of bytes.
 _WITH_UNIT = r"^([+-]?\d[\d.,]*\s*)([A-Za-zµ°][A-Za-z²³/]{0,5}\+?)?$"
 _SCALES = {"K", "k", "M", "m", "B", "b", "T", "G", "kB", "KB", "MB", "GB", "TB"}
-_PADDED = r"^[+-]?0\d"
+# Codes such as TWA02200200002 begin like an amount of a currency.
+_PADDED = rf"^{_CURRENCY}?[+-]?0\d"
 _BINS = 32
 # Smoothing: each value's positive rate includes this many made-up rows with the rate of its neighbours.
 _PRIOR_ROWS = 10.0

@@ -28,12 +28,14 @@ from stratarec.data.sources.formats import CODECS, bare_name, compression_of, re
 from stratarec.data.sources.parquet import column_types, count_rows, to_frame
 from stratarec.data.sources.table_files import DAMAGE, TableFile, open_table
 from stratarec.data.sources.text import (
+    Block,
     Delimited,
     JsonLines,
     check_json_lines,
     check_utf8,
     estimate_rows,
     first_json_values,
+    guess_encoding,
     read_blocks,
     read_header,
     utf8_fault,
@@ -234,7 +236,7 @@ def _table_names(file: InputFile) -> list[str]:
 
 def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     for file in (*files, files[0]):
-        block = next(read_blocks(file, _HEAD_BYTES, _MAX_LINE_BYTES))
+        block, encoding = _head(file)
         head = block.content.removeprefix(_BOM)
         check_utf8(head, file.path)
         if b"\n" in head.strip():
@@ -245,17 +247,33 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
         check_json_lines(head, file.path)
     if head.lstrip().startswith(b"{"):
         options = {} if bare_name(file.path).endswith(_JSON) else {"format": "jsonl"}
-        lacking = _incomplete(files, _json_names)
+        lacking = _incomplete(files, partial(_json_names, encoding=encoding))
         frame = _json(head, file).drop(lacking, strict=False)
         sample = LogSample(paths=paths, kind="csv", options=options, frame=frame, total=0, incomplete=lacking)
         sample = _with_written_numbers(sample, "")
     else:
-        sample = _delimited(paths, files, head, b"" if is_complete else _tail(files[-1]))
+        tail = b"" if is_complete else _tail(files[-1], encoding)
+        sample = _delimited(paths, files, head, tail, encoding)
     rows = sample.frame.height
-    return replace(sample, total=rows if is_complete else max(estimate_rows(files, _MAX_LINE_BYTES), rows))
+    sample = sample if encoding == "utf-8" else replace(sample, options={**sample.options, "encoding": encoding})
+    return replace(sample, total=rows if is_complete else max(estimate_rows(files, _MAX_LINE_BYTES, encoding), rows))
 
 
-def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes, tail: bytes) -> LogSample:
+def _head(file: InputFile) -> tuple[Block, str]:
+    """Read the first lines of a file, and guess its encoding if they are not UTF-8."""
+    try:
+        block = next(read_blocks(file, _HEAD_BYTES, _MAX_LINE_BYTES))
+        if not utf8_fault(block.content):
+            return block, "utf-8"
+    except DataError:  # UTF-16, for example
+        pass
+    encoding = guess_encoding(file, _HEAD_BYTES, _MAX_LINE_BYTES)
+    return next(read_blocks(file, _HEAD_BYTES, _MAX_LINE_BYTES, encoding=encoding)), encoding
+
+
+def _delimited(
+    paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes, tail: bytes, encoding: str
+) -> LogSample:
     file, options = files[0], dict[str, Any]()
     mark = _delimiter(head, file)
     if mark != ("\t" if bare_name(file.path).endswith((".tsv", ".tab")) else ","):
@@ -267,8 +285,8 @@ def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes
             second = read_header(head[skipped:], file.path, mark, '"')[0]
     last, lacking = names, dict[str, str]()
     if _is_header(names, second, file):
-        lacking = _incomplete(files, partial(_header, mark=mark))
-        last = _header(files[-1], mark)
+        lacking = _incomplete(files, partial(_header, mark=mark, encoding=encoding))
+        last = _header(files[-1], mark, encoding)
     else:
         names = last = options["columns"] = [f"column_{place}" for place in range(1, len(names) + 1)]
         skipped = header_lines = 0
@@ -286,12 +304,17 @@ def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes
     return _with_written_numbers(sample, mark)
 
 
-def _json_names(file: InputFile) -> list[str]:
-    return list(first_json_values(next(read_blocks(file, 1 << 20, _MAX_LINE_BYTES)).content.removeprefix(_BOM)))
+def _json_names(file: InputFile, encoding: str) -> list[str]:
+    return list(first_json_values(_front(file, 1 << 20, encoding)))
 
 
-def _header(file: InputFile, mark: str) -> list[str]:
-    front = next(read_blocks(file, _FRONT_BYTES, _MAX_LINE_BYTES)).content.removeprefix(_BOM)
+def _front(file: InputFile, size: int, encoding: str) -> bytes:
+    """Read about `size` bytes at the beginning of a file, as UTF-8."""
+    return next(read_blocks(file, size, _MAX_LINE_BYTES, encoding=encoding)).content.removeprefix(_BOM)
+
+
+def _header(file: InputFile, mark: str, encoding: str) -> list[str]:
+    front = _front(file, _FRONT_BYTES, encoding)
     if not front.strip():
         return []
     return read_header(front, file.path, mark, '"')[0]
@@ -417,15 +440,16 @@ def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | Non
     return frame.rename(dict(zip(frame.columns, columns, strict=True)))
 
 
-def _tail(file: InputFile) -> bytes:
-    """Read the last lines of a local, uncompressed file."""
-    if "://" in file.path or compression_of(file.front(), file.path):
+def _tail(file: InputFile, encoding: str) -> bytes:
+    """Read the last lines of a local, uncompressed file, as UTF-8."""
+    is_wide = encoding not in ("utf-8", "cp1252", "latin-1")
+    if "://" in file.path or compression_of(file.front(), file.path) or is_wide:
         return b""
     with file.open() as raw:
         raw.seek(max(file.size - _TAIL_BYTES, 0))
         content = raw.read()
-    content = content[content.find(b"\n") + 1 :]
-    return b"" if utf8_fault(content) else content
+    content = content[content.find(b"\n") + 1 :].decode(encoding, "replace").encode()
+    return b"" if b"\xef\xbf\xbd" in content else content
 
 
 def growth(values: pl.Series, rows: int, total: int) -> int:

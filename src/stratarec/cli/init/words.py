@@ -38,14 +38,14 @@ AMOUNTS = {
     "price", "age", "count", "num", "n", "amount", "qty", "quantity", "duration", "size", "length", "rate", "days",
     "seconds", "hours", "minutes", "views", "distance", "weight", "height", "width", "total", "cost", "bid", "step",
     "tenure", "income", "salary", "revenue", "balance", "fare", "gain", "loss", "percent", "ratio", "avg", "mean",
-    "charges", "months", "years",
+    "charges", "months", "years", "len", "ms", "secs",
 }  # fmt: skip
 CODES = {
     *ITEMS, "id", "ids", "ip", "app", "os", "channel", "device", "code", "key", "type", "kind", "category", "cat",
     "brand", "model", "version", "region", "city", "country", "state", "zip", "zipcode", "postcode", "store", "shop",
-    "site", "page", "domain", "campaign", "advertiser", "publisher", "creative", "banner", "group", "cluster",
-    "segment", "genre", "tag", "carrier", "browser", "language", "job", "occupation", "department", "aisle", "seller",
-    "merchant", "author", "creator", "keyword", "topic", "hash", "c", "user",
+    "site", "page", "domain", "campaign", "advertiser", "publisher", "creative", "banner", "group", "cluster", "lang",
+    "locale", "segment", "genre", "tag", "carrier", "browser", "language", "job", "occupation", "department", "aisle",
+    "seller", "merchant", "author", "creator", "keyword", "topic", "hash", "c", "user",
 }  # fmt: skip
 EARLIER = {
     "history", "hist", "recent", "recently", "last", "previous", "prev", "past", "earlier", "sequence", "seq", "viewed",

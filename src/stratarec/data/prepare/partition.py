@@ -87,11 +87,11 @@ class Partition:
         columns = (self.frame[name].to_numpy()[chosen] for name in self._schema.label_columns)
         return [(int((column != UNKNOWN).sum()), int((column == 1).sum())) for column in columns]
 
-    def weight(self, training: int = 0) -> float:
-        """Return the total weight of all training rows."""
+    def weight(self, split: int) -> float:
+        """Return the total weight of the rows in a split."""
         if not self._schema.weight:
-            return float(np.count_nonzero(self.split == training))
-        return float(self.frame[self._schema.weight].to_numpy()[self.split == training].sum())
+            return float(np.count_nonzero(self.split == split))
+        return float(self.frame[self._schema.weight].to_numpy()[self.split == split].sum())
 
     def moments(self, feature: DenseFeature, training: int = 0) -> Moments:
         """Return the moments of a dense column over training rows."""

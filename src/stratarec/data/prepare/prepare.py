@@ -245,8 +245,11 @@ class PreparePipeline:
         writer.run(self.executor, self.progress)
         shards, labels = writer.shards(), writer.labels()
         self._check_splits(partitions, shards, labels["train"])
-        if not writer.weight():
+        weights = writer.weights()
+        if not weights["train"]:
             raise DataError(f"column {schema.weight!r}: every weight of the training split is 0, expected one above 0")
+        for split in (name for name, weight in weights.items() if shards[name] and not weight):
+            self.progress.say(f"column {schema.weight!r}: every weight of split {split} is 0, so it gives no metric")
         return DatasetManifest(
             name=self.name,
             columns=schema,

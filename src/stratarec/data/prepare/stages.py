@@ -327,7 +327,7 @@ class ShardWriter(PerPartitionStage):
         if self.hash_share:
             self._write("hashes", number, hash_rows(part.frame, schema, part.split, self.hash_share))
         labels = [part.labels(split) for split in range(len(SPLITS))]
-        return {"shards": shards, "labels": labels, "weight": part.weight()}
+        return {"shards": shards, "labels": labels, "weights": [part.weight(split) for split in range(len(SPLITS))]}
 
     def _write(self, name: str, number: int, frame: pl.DataFrame) -> None:
         write_atomic(self._file(name, number), frame.write_parquet)
@@ -371,6 +371,7 @@ class ShardWriter(PerPartitionStage):
             for split, counts in zip(SPLITS, total.tolist(), strict=True)
         }
 
-    def weight(self) -> float:
-        """Return the sum of the weights of all training samples."""
-        return sum(self._read_notes(lambda note: float(note["weight"])))
+    def weights(self) -> dict[str, float]:
+        """Return the sum of the weights of the samples of each split."""
+        notes = self._read_notes(lambda note: [float(note["weights"][split]) for split in range(len(SPLITS))])
+        return dict(zip(SPLITS, map(sum, zip(*notes, strict=True)), strict=True))

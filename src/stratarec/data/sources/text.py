@@ -209,11 +209,7 @@ def _check_front(front: bytes, path: str, encoding: str) -> None:
     """Refuse a file whose first bytes show that it is not text in `encoding` with lines that end in a line feed."""
     if encoding != "utf-8":
         return
-    wide = next((name for mark, name in _WIDE if front.startswith(mark)), "")
-    zero = front.find(b"\0", 0, _SEARCH_BYTES)
-    zeros = [front[parity:_SEARCH_BYTES:2].count(0) * 3 for parity in (0, 1)]
-    if not wide and min(zeros) < len(front[:_SEARCH_BYTES]) // 2 < max(zeros):
-        wide = "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
+    wide, zero = _wide_encoding(front), front.find(b"\0", 0, _SEARCH_BYTES)
     start = front.rfind(b"\n", 0, max(zero, 0)) + 1
     place = f"line {front.count(10, 0, max(zero, 0)) + 1}, byte {max(zero, 0) - start + 1}"
     if wide:
@@ -225,6 +221,33 @@ def _check_front(front: bytes, path: str, encoding: str) -> None:
             f"{path}, line 1: lines end in a carriage return alone, expected a line feed; convert the log: "
             f"tr '\\r' '\\n' < {shell_word(path)}"
         )
+
+
+def _wide_encoding(front: bytes) -> str:
+    """Return the encoding of text in UTF-16 or UTF-32, given its first bytes; an empty string for other text."""
+    wide = next((name for mark, name in _WIDE if front.startswith(mark)), "")
+    zeros = [front[parity:_SEARCH_BYTES:2].count(0) * 3 for parity in (0, 1)]
+    if not wide and min(zeros) < len(front[:_SEARCH_BYTES]) // 2 < max(zeros):
+        wide = "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
+    return wide
+
+
+def guess_encoding(file: InputFile, size: int, max_line_bytes: int) -> str:
+    """Return the encoding of a file, given about `size` bytes of it: UTF-8 unless the bytes show another one.
+
+    Text in UTF-8 with some damaged bytes is still UTF-8.
+    """
+    # In Latin-1, each byte is a character.
+    front = next(read_blocks(file, size, max_line_bytes, encoding="latin-1")).content.decode().encode("latin-1")
+    if wide := _wide_encoding(front):
+        return wide
+    if not utf8_fault(front) or not front.decode("utf-8", "ignore").isascii():
+        return "utf-8"
+    try:
+        front.decode("cp1252")
+    except UnicodeDecodeError:
+        return "latin-1"
+    return "cp1252"
 
 
 def _transcoded(pieces: Iterator[bytes], path: str, encoding: str) -> Iterator[bytes]:
@@ -264,7 +287,8 @@ def check_utf8(content: bytes, path: str) -> None:
 
 
 def _reencode(encoding: str) -> str:
-    return f"set data.source.encoding, such as {encoding}, or convert the file (iconv -f {encoding} -t utf-8)"
+    name = encoding.replace("latin-1", "latin1")  # the name that iconv knows
+    return f"set data.source.encoding, such as {encoding}, or convert the file (iconv -f {name} -t utf-8)"
 
 
 def _decompressed(raw: IO[bytes], path: str, codec: str, block_bytes: int) -> Iterator[bytes]:

@@ -93,7 +93,8 @@ class TreeFit:
             splits["valid"] = _read(trees, dataset, "valid", positive)  # with click rates
             if not _has_both_classes(*splits["valid"]):
                 trees.resize(TreeSizes())
-                self._reason = "the validation split has no samples of one of the classes"
+                lacking = "no samples of one of the classes" if splits["valid"][2].any() else "only weights of 0"
+                self._reason = f"the validation split has {lacking}"
                 return
         # A file, because a pipe would make this process wait until the other one reads.
         with storage_errors(Path(gettempdir())), TemporaryFile() as file:
