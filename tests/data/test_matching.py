@@ -19,6 +19,7 @@ import yaml
 from errors import missing, refuses
 from recipes import prepared, tiny
 from stratarec.cli import main
+from stratarec.config.validate import first_difference
 from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
@@ -127,6 +128,17 @@ def test_data_replaced_after_training_are_refused(root: Path, capsys: pytest.Cap
     line = run_refused(["train", "--resume", str(root / "r.yaml"), "train.epochs=5"], capsys)
     assert not missing("vocabulary item", line)
     assert {path: path.read_bytes() for path in (root / "run").rglob("*") if path.is_file()} == before
+
+
+def test_of_other_features_only_the_names_are_shown() -> None:
+    """Each feature has a dozen fields."""
+    features = [{"name": name, "kind": "single"} for name in "abcdef"]
+    difference = first_difference({"sparse": features}, {"sparse": features[2:]})
+    assert difference is not None
+    assert (difference.field, difference.want, difference.have) == ("sparse (names that differ)", ["a", "b"], [])
+    difference = first_difference({"sparse": features}, {"sparse": features[::-1]})
+    assert difference is not None
+    assert difference.field == "sparse[0].name"
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from errors import missing
 from stratarec.progress import SilentProgress
@@ -24,6 +26,22 @@ def test_the_remaining_time_follows_from_completed_units() -> None:
     for step in range(1, 11):
         pace.add(20.0 + 0.1 * step, 1 + step)
     assert pace.remaining(100) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_bar_shows_all_numbers_in_its_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = progress.TerminalProgress()
+    shown.start("train", 20_000, "steps", at_most=True)
+    shown.advance(12_345, "loss 0.5715  7,995 samples/s")
+    assert shown._bar is not None
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(shown._bar.get_renderable())
+    shown.finish()
+    (line,) = console.export_text().splitlines()
+    for part in ("train", "12345/20000 steps", "loss 0.5715  7,995 samples/s", "0:00:00 ETA at most"):
+        assert part in line
+    assert "…" not in line
 
 
 def test_the_time_of_a_run_that_may_stop_early_is_an_upper_limit(

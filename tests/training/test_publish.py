@@ -114,6 +114,7 @@ def test_rows_of_the_batch_give_deltas_where_all_rows_do_not(
     [
         (["model.dropout=0.5", "{}/day-1.parquet"], "model.dropout=0.5 new run train.batch_size"),
         (["train.epochs=2", "{}/day-1.parquet"], "train.epochs=2 new run memory"),
+        (["train.embedding.row=batch", "{}/day-1.parquet"], "train.embedding.row unknown rows"),
         (["train.batch_size=64"], "no log train.batch_size=64"),
         (["train.batch_size=many", "{}/day-1.parquet"], "train.batch_size many"),
     ],

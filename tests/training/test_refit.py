@@ -187,6 +187,8 @@ def test_commands_say_what_the_model_has_seen(run: Path, data: Path, capsys: pyt
     assert "trained on the valid split" in capsys.readouterr().out
     main(["explain", str(run), "--json", "--samples", "50", "--repeats", "1"])
     assert "refit" not in json.loads(capsys.readouterr().out)["model"]  # the model has not seen the split
+    main(["explain", str(run), str(data / "data"), "--json", "--samples", "50", "--repeats", "1"])
+    assert "refit" not in json.loads(capsys.readouterr().out)["model"]
     main(["check", str(run)])
     assert f"refit, {served(run).name}: " in capsys.readouterr().out
     with open_run(run, tested=True) as trained:

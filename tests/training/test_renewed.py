@@ -92,6 +92,8 @@ def test_a_forgotten_value_is_removed_everywhere_and_other_rows_keep_their_bits(
     assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
     assert "user: forgot 2 of 3 values; unknown: nobody" in (output := capsys.readouterr().out)
     assert not missing(f"{home / 'data'}", output)
+    if not encoded:
+        assert main(["explain", "-q", str(run), str(home / "day-2.parquet"), "--row", "3"]) == 0
     newest = last_data(run)
     # Values, counts and events are removed, and the data of earlier periods is deleted.
     assert not {known, rare} & set(newest.vocabulary("user").values)
@@ -180,6 +182,15 @@ def test_a_rebase_that_would_change_scores_is_refused(
 
 
 STAGES = ["rebase.checkpoint.load", "rebase.checkpoint.save", "rebase.write_sealed", "chain.rename_directory"]
+
+
+def test_a_wrong_value_to_forget_is_named_by_its_line(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(home, tmp_path)
+    (tmp_path / "file.csv").write_text("item\n3\nmany\n")
+    assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 2
+    assert not missing("file.csv row 3 many", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,18 @@ import pytest
 import torch
 from sklearn.metrics import log_loss, roc_auc_score
 
-from errors import refuses
+from errors import missing, refuses
 from recipes import assert_same_model, last, tiny
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
+from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import DataError
 from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
+from stratarec.reporting.progress import LineProgress
 from stratarec.training.evaluate import evaluate_split
 from stratarec.training.raw_logs import RawLogs, evaluate_logs
 from stratarec.training.run.open_run import open_run
@@ -161,6 +164,22 @@ def test_weights_of_1_train_the_same_bits_as_no_weights(tmp_path: Path) -> None:
         assert np.array_equal(np.concatenate([part.logits for part in bare.scored(SilentProgress())]), scores)
         with refuses(DataError, "weight"):
             RawLogs(run, [str(tmp_path / "bare.parquet")], labelled=True)
+
+
+def test_held_out_weights_of_0_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weight = np.where(np.arange(ROWS) < 1200, 1.0, 0.0)
+    write_log(tmp_path / "log.parquet", weight)
+    path = tmp_path / "log.parquet"
+    pl.read_parquet(path).with_columns(time=1_700_000_000 + 60 * pl.int_range(ROWS)).write_parquet(path)
+    recipe = make_recipe(tmp_path / "a", groups="none")
+    schema = replace(recipe.data.source.schema, time="time")  # type: ignore[union-attr]
+    split = replace(recipe.data.split, by="time", valid="1h", test="1h")
+    fields = {"data.source.schema": schema, "data.split": split}
+    Trainer(recipe := recipe.with_fields(fields), prepare(recipe.data, progress=LineProgress())).train()
+    assert not missing("'weight' valid is 0 metric test", capsys.readouterr().err)
+    assert main(["evaluate", "-q", recipe.train.run]) == 0
+    assert not missing("weights are 0", output := capsys.readouterr().out)
+    assert "single class" not in output
 
 
 @pytest.mark.parametrize("bad", [-1.0, None, float("nan"), float("inf"), 1e39])

@@ -32,6 +32,8 @@ from stratarec.progress import Progress, SilentProgress
 
 _LINE_SECONDS = 10.0
 _PACE_SECONDS, _MARK_SECONDS = 60.0, 1.0
+# Minimum number of columns of a terminal for a bar.
+_WIDE = 100
 
 
 class TerminalProgress:
@@ -44,9 +46,11 @@ class TerminalProgress:
 
     def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
         self.finish()
+        # In a narrow terminal, a bar would leave no room for numbers.
+        wide = self._console.width >= _WIDE
+        front = (TextColumn("{task.description:14}", markup=False), BarColumn()) if wide else ()
         self._bar = Bar(
-            TextColumn("{task.description:14}", markup=False),
-            BarColumn(),
+            *(front or (TextColumn("{task.description}", markup=False),)),
             MofNCompleteColumn(),
             TextColumn(unit),
             TextColumn("{task.fields[note]}", markup=False),

@@ -52,6 +52,8 @@ _BOM = b"\xef\xbb\xbf"
 _MAX_LINE_BYTES = 4 << 20
 # Delimiters of fields. Hive writes the first control character.
 _MARKS = ("\t", ",", ";", "|", "\x01", "\x1f", "\x1e", "^", "~")
+# Encodings in which each line ends with the byte of a line feed.
+_NARROW = ("utf-8", "cp1252", "latin-1")
 _JSON = (".jsonl", ".ndjson", ".json")
 CODEC_NAMES = frozenset(
     {*CODECS, *_JSON, ".csv", ".tsv", ".tab", ".txt", ".parquet", ".pq", ".arrow", ".feather", ".ipc", ".dat", ".log"}
@@ -265,9 +267,11 @@ def _head(file: InputFile) -> tuple[Block, str]:
         block = next(read_blocks(file, _HEAD_BYTES, _MAX_LINE_BYTES))
         if not utf8_fault(block.content):
             return block, "utf-8"
-    except DataError:  # UTF-16, for example
-        pass
-    encoding = guess_encoding(file, _HEAD_BYTES, _MAX_LINE_BYTES)
+        encoding = guess_encoding(file, _HEAD_BYTES, _MAX_LINE_BYTES)
+    except DataError:
+        encoding = guess_encoding(file, _HEAD_BYTES, _MAX_LINE_BYTES)
+        if encoding in _NARROW:  # the error is not about the encoding
+            raise
     return next(read_blocks(file, _HEAD_BYTES, _MAX_LINE_BYTES, encoding=encoding)), encoding
 
 
@@ -442,8 +446,7 @@ def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | Non
 
 def _tail(file: InputFile, encoding: str) -> bytes:
     """Read the last lines of a local, uncompressed file, as UTF-8."""
-    is_wide = encoding not in ("utf-8", "cp1252", "latin-1")
-    if "://" in file.path or compression_of(file.front(), file.path) or is_wide:
+    if "://" in file.path or compression_of(file.front(), file.path) or encoding not in _NARROW:
         return b""
     with file.open() as raw:
         raw.seek(max(file.size - _TAIL_BYTES, 0))

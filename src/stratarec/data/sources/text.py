@@ -52,6 +52,8 @@ _WIDE = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+# Bytes that text has in no encoding of one byte. Hive separates fields by bytes 1 to 3, and DOS ends files with 26.
+_BINARY = re.compile(rb"[\x00\x04-\x08\x0e-\x19]")
 # Text of each fault of `kernels.csv_records`.
 _FAULTS = (
     "",
@@ -235,13 +237,14 @@ def _wide_encoding(front: bytes) -> str:
 def guess_encoding(file: InputFile, size: int, max_line_bytes: int) -> str:
     """Return the encoding of a file, given about `size` bytes of it: UTF-8 unless the bytes show another one.
 
-    Text in UTF-8 with some damaged bytes is still UTF-8.
+    Text in UTF-8 with some damaged bytes is still UTF-8, and so is a file that is no text, for which `read_blocks`
+    gives the error.
     """
     # In Latin-1, each byte is a character.
     front = next(read_blocks(file, size, max_line_bytes, encoding="latin-1")).content.decode().encode("latin-1")
     if wide := _wide_encoding(front):
         return wide
-    if not utf8_fault(front) or not front.decode("utf-8", "ignore").isascii():
+    if not utf8_fault(front) or not front.decode("utf-8", "ignore").isascii() or _BINARY.search(front):
         return "utf-8"
     try:
         front.decode("cp1252")

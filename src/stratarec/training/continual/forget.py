@@ -104,7 +104,8 @@ def _read_values(file: str, schema: Schema, carried: CarriedTables) -> dict[str,
         raise DataError(f"{file} cannot be read: {reason}") from error
     of_feature = {feature.name: feature.vocabulary for feature in schema.sparse}
     bad = BadRows(None)
-    converter = Converter(file, np.arange(1, len(frame) + 1), bad)
+    header = 0 if path.suffix.lower() == ".parquet" else 1  # the first line of a CSV file
+    converter = Converter(file, np.arange(1, len(frame) + 1) + header, bad)
     values: dict[str, pl.Series] = {}
     for name in frame.columns:
         vocabulary = of_feature.get(name, name)
