@@ -240,10 +240,12 @@ def read_models(models: Sequence[str], firsts: Sequence[int]) -> dict[str, NDArr
         Place of each member's first column.
     """
     trees, nodes, sets, leaves = [], [np.zeros((0, NODE_FIELDS))], [np.zeros((0, SET_FIELDS))], [np.zeros(0)]
+    place = 0  # number of sets so far
     for member, (model, first) in enumerate(zip(models, firsts, strict=True)):
         for text in model.split("\nTree=")[1:]:
             fields = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
-            tree, tree_sets, tree_leaves = _read_tree(fields, first, sum(map(len, sets)))
+            tree, tree_sets, tree_leaves = _read_tree(fields, first, place)
+            place += len(tree_sets)
             trees.append((member, len(tree)))
             nodes.append(tree)
             sets.append(tree_sets)
