@@ -27,7 +27,7 @@ _FIELD = re.compile(f"{_READING}=")
 # Fields that may change between the periods of a run.
 _TRAINING = r"train\.(batch_size|threads|(dense|embedding)\.learning_rate|embedding\.rows)"
 _PERIOD_FIELD = re.compile(rf"({_READING}|{_TRAINING}|memory\.[\w.]+)=")
-_ANY_FIELD = re.compile(r"(name|data|model|train|memory|hot)\.[\w.]+=")
+_ANY_FIELD = re.compile(r"[a-z_]+(\.\w+)+=")
 _FINDING_WIDTH = 63
 
 

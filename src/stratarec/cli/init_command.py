@@ -57,6 +57,8 @@ def init(args: argparse.Namespace) -> None:
         width = max(len(visible(name)) for name, _, _ in rows)
         for name, role, reason in rows:
             _print_column(f"{visible(name):{width}}  {role:8}  ", visible(reason))
+        if encoding := sample.options.get("encoding"):
+            print_lines(f"the log is not UTF-8 and was read as {encoding}: check that names and values look right")
         if not sample.is_complete:
             print_lines(f"guessed from {sample.frame.height:,} of about {sample.total:,} rows")
     word = shell_word(path)

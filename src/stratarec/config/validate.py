@@ -272,26 +272,29 @@ class Difference:
     have: Any
 
 
-def _names(items: Any) -> list[str]:
-    """Return the names of a list of features or similar; an empty list for anything else."""
+def _names(items: Any) -> list[str] | None:
+    """Return the names of a list of features or similar; None for anything else."""
     named = isinstance(items, list) and all(isinstance(item, Mapping) and "name" in item for item in items)
-    return [str(item["name"]) for item in items] if named else []
+    return [str(item["name"]) for item in items] if named else None
 
 
 def first_difference(want: Any, have: Any, field: str = "") -> Difference | None:
     """Return the first difference of two JSON values, in the order of the keys of `want`; None if they are equal.
 
-    Of lists of features, it has only the names that one of them lacks.
+    For lists of features, only the names that one of them lacks are returned.
     """
     if isinstance(want, Mapping) and isinstance(have, Mapping):
         prefix = f"{field}." if field else ""
         pairs = [(f"{prefix}{key}", want.get(key, _ABSENT), have.get(key, _ABSENT)) for key in {**want, **have}]
     elif isinstance(want, list) and isinstance(have, list) and len(want) == len(have):
         pairs = [(f"{field}[{index}]", *pair) for index, pair in enumerate(zip(want, have, strict=True))]
-    elif want != have and (names := [_names(want), _names(have)])[0] and names[1] and set(names[0]) != set(names[1]):
-        only = [[name for name in mine if name not in theirs] for mine, theirs in (names, names[::-1])]
-        return Difference(field=f"{field} (names that differ)", want=only[0], have=only[1])
     else:
+        wanted, present = _names(want), _names(have)
+        if wanted is not None and present is not None and set(wanted) != set(present):
+            only = [
+                [name for name in one if name not in other] for one, other in ((wanted, present), (present, wanted))
+            ]
+            return Difference(field=f"{field} (names that differ)", want=only[0], have=only[1])
         return None if want == have else Difference(field=field, want=want, have=have)
     differences = (first_difference(one, other, name) for name, one, other in pairs)
     return next((difference for difference in differences if difference is not None), None)

@@ -77,9 +77,9 @@ def _lines(split: str, figures: Figures) -> Sequence[str]:
     output = [f"{split}: {figures['samples']:,} samples, {figures['positives']:,} positive; +- is {INTERVAL}"]
     output += [f"  {METRICS[name].label:20} {show_with_interval(figures, name, 6)}" for name in shown([figures])]
     if figures["auc"] is None:
-        is_one_class = figures["positives"] in (0, figures["samples"])
-        reason = "a single class: metrics that compare both classes are" if is_one_class else "all weights are 0: it is"
-        output.append(f"  ({reason} not defined)")
+        is_single = figures["positives"] in (0, figures["samples"])
+        reason = "a single class" if is_single else "all weights are 0 in one class or both"
+        output.append(f"  ({reason}: metrics that compare both classes are not defined)")
     return output
 
 

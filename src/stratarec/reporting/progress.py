@@ -47,10 +47,10 @@ class TerminalProgress:
     def start(self, task: str, total: int, unit: str, done: int = 0, *, at_most: bool = False) -> None:
         self.finish()
         # In a narrow terminal, a bar would leave no room for numbers.
-        wide = self._console.width >= _WIDE
-        front = (TextColumn("{task.description:14}", markup=False), BarColumn()) if wide else ()
+        is_wide = self._console.width >= _WIDE
         self._bar = Bar(
-            *(front or (TextColumn("{task.description}", markup=False),)),
+            TextColumn("{task.description:14}" if is_wide else "{task.description}", markup=False),
+            *([BarColumn()] if is_wide else []),
             MofNCompleteColumn(),
             TextColumn(unit),
             TextColumn("{task.fields[note]}", markup=False),

@@ -199,9 +199,9 @@ def chosen_split(dataset: Dataset, split: str | None) -> str:
     if not dataset.samples(chosen):
         others = ", ".join(name for name in dataset.splits if dataset.samples(name))
         change = (
-            f"there are {others}: name one by --split, or a log after the run"
+            f"there are {others}: name one by --split, or a log after the run (`explain` needs --row with a log)"
             if others
-            else "nor in another: name a log after the run"
+            else "nor in another: name a log after the run (`explain` needs --row with a log)"
         )
         raise DatasetError(f"{dataset.path} has no samples in its split {chosen}; {change}")
     return chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import polars as pl
@@ -28,19 +29,16 @@ def text(rows: int = 300, mark: str = "€") -> str:
     [("cp1252", "€"), ("latin-1", "\x81"), ("utf-16", "€"), ("utf-16-le", "€"), ("utf-16-be", "€"), ("utf-8-sig", "€")],
 )
 def test_a_log_in_another_encoding_is_drafted_and_prepared(
-    encoding: str, mark: str, suffix: str, tmp_path: Path
+    encoding: str, mark: str, suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / f"log.{suffix}"
     content = text(mark=mark).encode(encoding)
-    if suffix.endswith("gz"):
-        import gzip
-
-        content = gzip.compress(content)
-    path.write_bytes(content)
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
     source = content_of((str(path),))["data"]["source"]
     assert source.get("encoding", "utf-8-sig") == encoding
     assert {each["name"] for key in ("dense", "sparse") for each in source["schema"][key]} >= set(NAMES)
     assert main(["init", "-q", str(path), "-o", str(tmp_path / "draft.yaml")]) == 0
+    assert ("read as" in capsys.readouterr().out) == (encoding != "utf-8-sig")
     dataset = prepare(Recipe.load(tmp_path / "draft.yaml").with_fields({"data.path": str(tmp_path / "data")}).data)
     values = {
         value
@@ -48,6 +46,17 @@ def test_a_log_in_another_encoding_is_drafted_and_prepared(
         for value in pl.read_parquet(file)["value"].cast(pl.String)
     }
     assert values >= {"München", "Köln"}
+
+
+@pytest.mark.parametrize(("encoding", "city"), [("cp1251", "Москва"), ("gbk", "北京市"), ("cp1253", "Αθήνα")])
+def test_other_alphabets_are_not_guessed(
+    encoding: str, city: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log.csv"
+    rows = [f"{row % 50};{city};{row % 7};{row % 2}" for row in range(300)]
+    path.write_bytes("\n".join(["user_id;city;n;clicked", *rows, ""]).encode(encoding))
+    assert main(["init", str(path), "-o", str(tmp_path / "draft.yaml")]) == 2
+    assert not missing("log.csv line 2 data.source.encoding", capsys.readouterr().err)
 
 
 def test_damaged_utf8_is_no_other_encoding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

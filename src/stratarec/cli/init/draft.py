@@ -147,7 +147,7 @@ def _recipe(name: str, path: Path, sample: LogSample, guesses: Guesses) -> Itera
     yield f"    kind: {sample.kind}"
     yield f"    paths: {_yaml(list(sample.paths))}"
     for key, value in sample.options.items():
-        note = "  # the log is not UTF-8; check that letters such as ü look right" if key == "encoding" else ""
+        note = "  # the log is not UTF-8; check that names and values look right" if key == "encoding" else ""
         yield f"    {key}: {_yaml(value)}{note}"
     missing = {word for column in guesses.columns for word in sample.missing.get(column.name, ())}
     missing |= {word for column in guesses.of("date") if column.dates is not None for word in column.dates.words}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
@@ -48,7 +48,8 @@ def find_label(sample: LogSample, name: str) -> tuple[str | LabelRule, str]:
     if name:
         return _named_label(sample, name)
     binary = [name for name in frame.columns if _is_binary(frame[name])]
-    two_words = [name for name in frame.columns if len(_words(frame[name])) == 2]
+    words = {name: _words(frame[name]) for name in frame.columns}
+    two_words = [name for name in words if len(words[name]) == 2]
     named = [name for name in frame.columns if tokens(name) & _LABELS]
     plain = [name for name in named if _is_plain(name)]
     rated = any(tokens(name) & _RATINGS and frame[name].dtype.is_numeric() for name in frame.columns)
@@ -64,11 +65,12 @@ def find_label(sample: LogSample, name: str) -> tuple[str | LabelRule, str]:
     if ratings:
         return _threshold_rule(frame[ratings[0]], "its name")
     yes_no = [name for name in two_words if _positive_word(frame[name])[1]]
-    if len(binary) == 1 and not yes_no and not _outcomes(frame):
+    events = _events(words)
+    if len(binary) == 1 and not yes_no and not events:
         return binary[0], "the only column of 0 and 1"
     if len(yes_no) == 1 and not binary:
         return _word_rule(frame[yes_no[0]], "the only column of two words such as yes and no")
-    raise DataError(_no_label(sample, binary, two_words))
+    raise DataError(_no_label(sample, binary, two_words, events))
 
 
 def _is_plain(name: str) -> bool:
@@ -252,25 +254,30 @@ def _positive_word(column: pl.Series) -> tuple[str, bool]:
     return min(words, key=lambda word: (text == word).sum()), False
 
 
-def _outcomes(frame: pl.DataFrame) -> str:
-    """Return the column whose values are kinds of events, such as view and purchase; an empty string if none is."""
-    words = {name: _words(frame[name]) for name in frame.columns}
-    few = (name for name in words if len(words[name]) <= _MANY_EVENTS)
-    return next((name for name in few if any(tokens(word) & _EVENTS for word in words[name])), "")
+def _events(words: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
+    """Return a column whose values are kinds of events, such as view and purchase, and one of them; None if none is.
+
+    Parameters
+    ----------
+    words : mapping
+        Name of a column -> its distinct values, if it is text.
+    """
+    few = ((name, word) for name, values in words.items() if len(values) <= _MANY_EVENTS for word in values)
+    return next(((name, word) for name, word in few if tokens(word) & _EVENTS), None)
 
 
-def _no_label(sample: LogSample, binary: list[str], two_words: list[str]) -> str:
+def _no_label(sample: LogSample, binary: list[str], two_words: list[str], events: tuple[str, str] | None) -> str:
     """Return the error message for a log without an obvious label."""
     frame = sample.frame
     named = [name for name in frame.columns if tokens(name) & _LABELS]
     candidates = ", ".join([*binary, *two_words][:_SHOWN])
     if len(binary) > 1:
         reason = f"several columns contain 0 and 1 ({candidates})"
-    elif binary and (events := _outcomes(frame)):
-        example = next(word for word in _words(frame[events]) if tokens(word) & _EVENTS)
+    elif binary and events:
+        column, event = events
         return (
-            f"no label found: {binary[0]!r} is the only column of 0 and 1, but {events!r} has events such as "
-            f"{example!r}; use --label {shell_word(f'{events}={example}')} or --label {shell_word(binary[0])}"
+            f"no label found: {binary[0]!r} is the only column of 0 and 1, but {column!r} has events such as "
+            f"{event!r}; use --label {shell_word(f'{column}={event}')} or --label {shell_word(binary[0])}"
         )
     elif binary:
         reason = f"several columns have two values, such as 0 and 1 or yes and no ({candidates})"

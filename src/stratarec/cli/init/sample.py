@@ -35,10 +35,10 @@ from stratarec.data.sources.text import (
     check_utf8,
     estimate_rows,
     first_json_values,
-    guess_encoding,
+    narrow_encoding,
     read_blocks,
     read_header,
-    utf8_fault,
+    wide_encoding,
 )
 from stratarec.errors import DataError
 from stratarec.io.names import shell_word
@@ -265,14 +265,15 @@ def _head(file: InputFile) -> tuple[Block, str]:
     """Read the first lines of a file, and guess its encoding if they are not UTF-8."""
     try:
         block = next(read_blocks(file, _HEAD_BYTES, _MAX_LINE_BYTES))
-        if not utf8_fault(block.content):
-            return block, "utf-8"
-        encoding = guess_encoding(file, _HEAD_BYTES, _MAX_LINE_BYTES)
     except DataError:
-        encoding = guess_encoding(file, _HEAD_BYTES, _MAX_LINE_BYTES)
-        if encoding in _NARROW:  # the error is not about the encoding
+        encoding = wide_encoding(file)
+        if not encoding:
             raise
-    return next(read_blocks(file, _HEAD_BYTES, _MAX_LINE_BYTES, encoding=encoding)), encoding
+        return next(read_blocks(file, _HEAD_BYTES, _MAX_LINE_BYTES, encoding=encoding)), encoding
+    encoding = narrow_encoding(block.content)
+    if encoding == "utf-8":
+        return block, encoding
+    return replace(block, content=block.content.decode(encoding).encode()), encoding
 
 
 def _delimited(

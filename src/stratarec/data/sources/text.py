@@ -54,6 +54,7 @@ _WIDE = (
 )
 # Bytes that text has in no encoding of one byte. Hive separates fields by bytes 1 to 3, and DOS ends files with 26.
 _BINARY = re.compile(rb"[\x00\x04-\x08\x0e-\x19]")
+_HIGH_BYTES = re.compile(rb"[\x80-\xff]+")
 # Text of each fault of `kernels.csv_records`.
 _FAULTS = (
     "",
@@ -234,20 +235,26 @@ def _wide_encoding(front: bytes) -> str:
     return wide
 
 
-def guess_encoding(file: InputFile, size: int, max_line_bytes: int) -> str:
-    """Return the encoding of a file, given about `size` bytes of it: UTF-8 unless the bytes show another one.
+def wide_encoding(file: InputFile) -> str:
+    """Return the encoding of a file in UTF-16 or UTF-32; an empty string for other files."""
+    with file.open() as raw:
+        codec = compression_of(file.front(), file.path)
+        return _wide_encoding(next(_decompressed(raw, file.path, codec, _SEARCH_BYTES), b""))
 
-    Text in UTF-8 with some damaged bytes is still UTF-8, and so is a file that is no text, for which `read_blocks`
-    gives the error.
+
+def narrow_encoding(content: bytes) -> str:
+    """Return the encoding of text: UTF-8, or a western European one if the bytes show it.
+
+    Text in UTF-8 with some damaged bytes is still UTF-8. Bytes above 127 are single letters in western European words,
+    and adjacent in other alphabets, whose encoding cannot be told from the bytes.
     """
-    # In Latin-1, each byte is a character.
-    front = next(read_blocks(file, size, max_line_bytes, encoding="latin-1")).content.decode().encode("latin-1")
-    if wide := _wide_encoding(front):
-        return wide
-    if not utf8_fault(front) or not front.decode("utf-8", "ignore").isascii() or _BINARY.search(front):
+    if not utf8_fault(content) or not content.decode("utf-8", "ignore").isascii() or _BINARY.search(content):
+        return "utf-8"
+    runs = list(map(len, _HIGH_BYTES.findall(content)))
+    if 2 * sum(length for length in runs if length > 1) > sum(runs):
         return "utf-8"
     try:
-        front.decode("cp1252")
+        content.decode("cp1252")
     except UnicodeDecodeError:
         return "latin-1"
     return "cp1252"

@@ -17,7 +17,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -81,18 +81,11 @@ class Driver:
         """Return the stream on which the calling thread computes."""
         return torch.accelerator.current_stream(self.device)
 
-    @contextmanager
-    def on(self, stream: Any) -> Iterator[None]:
-        """Compute on `stream` in the calling thread.
-
-        A stream of torch is a context too, but it keeps the previous stream itself, so only one thread may enter it.
-        """
-        before = self.current()
-        torch.accelerator.set_stream(stream)
-        try:
-            yield
-        finally:
-            torch.accelerator.set_stream(before)
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return a context in which the calling thread computes on `stream`."""
+        # An object of a stream keeps the previous stream, so each use needs its own. `set_stream` would also leave the
+        # thread on the stream's device.
+        return torch.Stream(stream.stream_id, stream.device_index, stream.device_type)
 
     def pinned(self, size: int) -> Tensor:
         """Return ``[size]`` bytes of host memory that the device can read and write directly.
@@ -143,9 +136,8 @@ class HostDriver(Driver):
     def current(self) -> Any:
         return self._STREAM
 
-    @contextmanager
-    def on(self, stream: Any) -> Iterator[None]:
-        yield
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def pinned(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8)

@@ -111,7 +111,8 @@ def publish(run: Path, folder: Path) -> str:
             number = max(number, there[-1][0] + 1)
             delta, why = folder / f"{number:05d}.delta", "more than a quarter of the rows differ"
             if trained.recipe.train.embedding.rows == "all":
-                why += "; train.embedding.rows=all changes rows that a period lacks, so add train.embedding.rows=batch"
+                why += "; train.embedding.rows=all changes rows that a period lacks, so continue with "
+                why += "train.embedding.rows=batch"
             try:
                 share = write_delta(last, new_export, delta)
             except ExportError as error:
