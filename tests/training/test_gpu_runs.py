@@ -84,6 +84,14 @@ def test_an_old_gpu_is_refused() -> None:
         require_capability(torch.device("cuda:1"), (7, 5))
 
 
+def test_each_use_of_a_stream_has_its_own_context() -> None:
+    """One object keeps the previous stream of one thread only."""
+    driver, stream = Driver(torch.device("cuda")), torch.Stream(3, 1, 1)
+    contexts = [driver.on(stream) for _ in range(2)]
+    assert contexts == [stream, stream]
+    assert len({*map(id, contexts), id(stream)}) == 3
+
+
 def test_refused_pinned_memory_is_replaced() -> None:
     driver = Driver(torch.device("cuda"))  # a CPU build of torch refuses it
     assert driver.pinned(4096).numel() == 4096
