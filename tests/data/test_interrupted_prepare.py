@@ -37,7 +37,7 @@ def identities(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-@pytest.mark.parametrize(("free", "stopped_in"), [(150_000, "spilled"), (900_000, "output")])
+@pytest.mark.parametrize(("free", "stopped_in"), [(150_000, "spilled"), (950_000, "output")])
 def test_a_full_disk_gives_a_one_line_error_and_loses_nothing(
     small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], free: int, stopped_in: str
 ) -> None:

@@ -217,4 +217,6 @@ def test_a_change_of_one_byte_with_the_old_time_is_another_log(tmp_path: Path) -
 def vocabulary(values: Sequence[Any], counts: Sequence[int] | None = None) -> Vocabulary:
     column = pl.Series(values, dtype=pl.Int64 if isinstance(values[0], int) else pl.String)
     counted = pl.DataFrame({"value": column, "count": counts or range(len(values), 0, -1)})
-    return Vocabulary.rank(counted, VocabularyLimits(min_count=1, tail_buckets=3))
+    return Vocabulary.rank(
+        counted.with_columns(held_out=pl.lit(0, pl.Int64)), VocabularyLimits(min_count=1, tail_buckets=3)
+    )

@@ -187,6 +187,23 @@ def vocabulary(case: Case, features: tuple[SparseFeature, ...], train: list[int]
     return kept[: case.limits.max_rows or None]
 
 
+def held_out(
+    case: Case, features: tuple[SparseFeature, ...], train: list[int], known: list[tuple[Any, int]]
+) -> list[tuple[Any, int]]:
+    """Return the values that only the refit gives rows, and their counts in training rows, in order of id."""
+    others = [number for number in range(len(case.rows)) if number not in train]
+    counted = Counter(as_stored(case, features, v) for f in features for number in train for v in bag(case, f, number))
+    more = Counter(
+        as_stored(case, features, value)
+        for feature in features
+        for number in others
+        for value in (bag(case, feature, number) if feature.kind != "history" else ())
+    )
+    least, room = case.limits.min_count, (case.limits.max_rows or len(counted | more)) - len(known)
+    kept = [value for value in counted | more if counted[value] < least <= counted[value] + more[value]]
+    return [(value, counted[value]) for value in sorted(kept, key=lambda v: (-counted[v], -more[v], v))[:room]]
+
+
 def as_stored(case: Case, features: tuple[SparseFeature, ...], value: Any) -> Any:
     """Convert signed and unsigned integers to text if they share a vocabulary."""
     kinds = {pa.types.is_uint64(sources(case, feature)) for feature in features}
@@ -265,12 +282,24 @@ def test_any_log_gives_the_samples_of_the_oracle(tmp_path_factory: pytest.TempPa
     ranked = {
         name: vocabulary(case, features, train) for name, features in dataset.schema.vocabularies().items()
     }  # fmt: skip
-    for name, known in ranked.items():
-        table = pq.read_table(dataset.path / dataset.vocabularies[name].path)
-        stored = list(zip(table["value"].to_pylist(), table["count"].to_pylist(), strict=True))
-        assert stored[case.limits.tail_buckets :] == known
-        assert dataset.vocabularies[name].rows == len(known) + case.limits.tail_buckets
+    complete = {
+        name: [*known, *held_out(case, dataset.schema.vocabularies()[name], train, known)]
+        for name, known in ranked.items()
+    }
     dense_columns = [dense(case, feature, train) for feature in case.schema.dense]
+    for view, rows in ((dataset, ranked), (dataset.complete(), complete)):
+        for name, known in rows.items():
+            assert view.table_rows()[name] == len(known) + case.limits.tail_buckets
+            assert view.access_counts(name)[case.limits.tail_buckets :].tolist() == [count for _, count in known]
+            assert view.vocabulary(name).values.to_list() == [value for value, _ in known]
+            assert view.vocabulary(name).digest == view.vocabularies[name].digest
+        check_samples(case, view, rows, dealt, dense_columns)
+
+
+def check_samples(
+    case: Case, dataset: Dataset, ranked: dict[str, list[tuple[Any, int]]], dealt: list[str],
+    dense_columns: list[list[float]],
+) -> None:  # fmt: skip
     keys = [feature.name for feature in case.schema.sparse]
     shared: dict[tuple[str, Any], int] = {}
     users: dict[int, set[Any]] = {}

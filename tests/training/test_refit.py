@@ -95,7 +95,7 @@ def test_the_phase_continues_the_tested_model_on_the_held_out_samples(run: Path,
     # The same steps without a loop.
     recipe = read_recipe(run / "refit")
     assert recipe.train.dense.schedule.total_steps == result.refit.steps
-    model = new_model(recipe, dataset, None, "reference")
+    model = new_model(recipe, dataset.complete(), None, "reference")
     optimizer, loader = build_optimizer(recipe.train.dense, model.network), loader_config(recipe.train)
     stages = Stages(model, optimizer, recipe.train, Loader(dataset.joined(("valid", "test")), "train", loader))
     checkpoint.continue_from(result.tested(run), model, optimizer, stages.average, read_recipe(run).train.embedding)
@@ -249,3 +249,45 @@ def test_impossible_refits_are_refused(data: Path, tmp_path: Path) -> None:
     with_negatives = with_values(recipe_of(tmp_path, data).to_dict(), {"data.split.negatives": 0.5})
     with refuses(ConfigError, "train.refit data.split.negatives"):
         check_refit(Recipe.from_dict(with_negatives), dataset)
+
+
+def test_values_of_held_out_rows_have_rows_in_the_model_that_is_used(run: Path, data: Path) -> None:
+    stored = Dataset.open(data / "data").manifest.vocabularies
+    held_out = {name: info.held_out for name, info in stored.items() if info.held_out}
+    assert held_out
+    with open_run(run) as used, open_run(run, tested=True) as tested:
+        for name, count in held_out.items():
+            values = used.dataset.vocabulary(name).values.tail(count)
+            rows = used.dataset.table_rows()[name]
+            assert used.dataset.vocabulary(name).encode(values).tolist() == list(range(rows - count, rows))
+            assert tested.dataset.table_rows()[name] == rows - count
+            assert (tested.dataset.vocabulary(name).encode(values) < stored[name].tail_buckets).all()
+            weights = used.model.embeddings.rows(name, rows - count, rows)["weight"]
+            untrained = new_model(used.recipe, used.dataset, None, "untrained")
+            assert not np.array_equal(untrained.embeddings.rows(name, rows - count, rows)["weight"], weights)
+            untrained.embeddings.close()
+
+
+def test_about_half_of_the_lookups_of_held_out_values_train_tail_buckets(data: Path) -> None:
+    dataset = Dataset.open(data / "data")
+    name = max(dataset.manifest.vocabularies, key=lambda name: dataset.manifest.vocabularies[name].held_out)
+    first, tail = dataset.table_rows()[name], dataset.vocabularies[name].tail_buckets
+
+    def ids(view: Dataset) -> Any:
+        groups = [
+            (number, group)
+            for number, shard in enumerate(view.shards("train"))
+            for group in range(len(shard.row_groups))
+        ]
+        return np.concatenate([view.read_row_group("train", *place)[name].to_numpy() for place in groups])
+
+    joined = dataset.joined(SPLITS[1:])
+    mixed = ids(joined)
+    np.testing.assert_array_equal(mixed, ids(dataset.joined(SPLITS[1:])))
+    rows = np.concatenate([ids(Dataset(dataset.path, joined.manifest, rare_share=share)) for share in (0.0, 1.0)])
+    own, bucket = np.split(rows, 2)
+    is_held_out = own >= first
+    assert (bucket[is_held_out] < tail).all()
+    np.testing.assert_array_equal(mixed[~is_held_out], own[~is_held_out])
+    assert ((mixed == own) | (mixed == bucket)).all()
+    assert 0.3 < (mixed == own)[is_held_out].mean() < 0.7

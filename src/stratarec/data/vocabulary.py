@@ -2,7 +2,9 @@
 
 With kind ``count``, ids are assigned by descending count (ties by value); with kind ``hash``, by the hash of a value.
 The first rows of a table are the tail buckets, which rare and unseen values share. A missing value is an empty bag.
-A count is the number of lookups of a value in the training split, including lookups in histories.
+A count is the number of lookups of a value in the training split, including lookups in histories. *Held-out* values
+have the last ids: they are frequent enough only if lookups of validation and test rows are counted, too. Only the
+second phase of a run (`train.refit`), which trains on these rows, uses their ids; before it, they are rare values.
 
 A vocabulary with a base begins with the values of an earlier data set, which keep their ids. New values follow, ranked
 by count. An evicted value leaves a hole: its id is not used again until `stratarec rebase` ranks all values. So only
@@ -17,8 +19,9 @@ dropped, a message says so.
 from __future__ import annotations
 
 import difflib
+import operator
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -212,6 +215,10 @@ class Ids(Model):
     """Number of first rows, which all values without a row share. With kind ``hash``, the table has no other rows."""
     digest: Hash
     """xxh3_128 of the values in order of id, and of the positions of holes."""
+    held_out: Annotated[Rows, pydantic.Field(exclude_if=operator.not_)] = 0
+    """Number of held-out values, which are the last ones."""
+    trained_digest: Annotated[Hash | None, pydantic.Field(exclude_if=operator.not_)] = None
+    """`digest` of the values before the held-out ones; None if there are no held-out values."""
 
     @pydantic.model_validator(mode="after")
     def _check_ids(self) -> Ids:
@@ -219,6 +226,8 @@ class Ids(Model):
             raise ValueError(f"kind {self.kind}: {self.values} values, {self.inherited} inherited, {self.holes} holes")
         if self.tail_buckets > self.first_rows:
             raise ValueError(f"tail_buckets is {self.tail_buckets}, expected at most first_rows, {self.first_rows}")
+        if self.held_out > self.values - self.inherited or bool(self.held_out) != (self.trained_digest is not None):
+            raise ValueError(f"{self.held_out} held-out values of {self.values}, digest {self.trained_digest}")
         return self
 
 
@@ -257,6 +266,8 @@ class Vocabulary:
     """Number of values inherited from the base; they come first."""
     first_rows: int = 0
     """Number of rows in the very first data set, before any that names a base; 0 without a base."""
+    held_out: int = 0
+    """Number of held-out values, which are the last ones."""
     counted: pl.DataFrame | None = None
     """Counts of all values: first the values with a row, then the others by descending count. None if not loaded."""
     counted_ids: NDArray[np.int32] | None = None
@@ -281,7 +292,7 @@ class Vocabulary:
         Parameters
         ----------
         counted : DataFrame
-            Columns `value` and `count`; for `eviction` also `recent` and `last`.
+            Columns `value`, `count`, `held_out` (the count in validation and test rows), `recent` and `last`.
         limits : VocabularyLimits
         base : Vocabulary, optional
             Earlier vocabulary, whose values keep their ids.
@@ -296,27 +307,30 @@ class Vocabulary:
             new = counted.join(values, on="value", how="anti")
         new = _by_count(new)
         frequent = new["count"] >= limits.min_count
-        admitted, rare = new.filter(frequent), new.filter(~frequent)
+        enough = ~frequent & (new["count"] + new["held_out"] >= limits.min_count)
+        admitted, held_out, rare = new.filter(frequent), new.filter(enough), new.filter(~frequent & ~enough)
         if eviction is not None and base is not None:
             alive = eviction.alive(pl.concat([inherited, admitted]))
             stay, get_row = alive[: len(inherited)], alive[len(inherited) :]
             evicted = inherited.filter(~stay & inherited["count"].is_not_null())
-            rare = _by_count(pl.concat([evicted, admitted.filter(~get_row), rare]))
+            rare, held_out = pl.concat([evicted, admitted.filter(~get_row), held_out, rare]), held_out.clear()
             inherited = inherited.with_columns(pl.when(stay).then(pl.col(name)).alias(name) for name in counted.columns)
             admitted = admitted.filter(get_row)
-        room = max(limits.max_rows - len(inherited), 0) if limits.max_rows else len(admitted)
-        refused = pl.concat([admitted.slice(room), rare])
-        admitted = admitted.head(room)
+        room = max(limits.max_rows - len(inherited), 0) if limits.max_rows else len(new)
+        rows = pl.concat([admitted, held_out.sort("count", "held_out", "value", descending=[True, True, False])])
+        admitted, held_out = admitted.head(room), rows[len(admitted) : room]
+        refused = _by_count(pl.concat([rows.slice(room), rare]))
         tail = np.zeros(limits.tail_buckets, dtype=np.int64)
         np.add.at(tail, buckets_of(refused["value"], limits.tail_buckets), refused["count"].to_numpy())
-        counts = [tail, inherited["count"].fill_null(0).to_numpy(), admitted["count"].to_numpy()]
+        counts = [tail, inherited["count"].fill_null(0).to_numpy(), admitted["count"], held_out["count"]]
         return cls(
-            values=pl.concat([inherited["value"], admitted["value"]]).rename("value"),
-            counts=np.concatenate([part.astype(np.int64) for part in counts]),
+            values=pl.concat([inherited["value"], admitted["value"], held_out["value"]]).rename("value"),
+            counts=np.concatenate([np.asarray(part, dtype=np.int64) for part in counts]),
             tail_buckets=limits.tail_buckets,
             inherited=len(inherited),
             first_rows=0 if base is None else base.first_rows or base.rows,
-            counted=pl.concat([inherited.drop_nulls("count"), admitted, refused]),
+            held_out=len(held_out),
+            counted=pl.concat([inherited, admitted, held_out, refused]).filter(pl.col("count") > 0).drop("held_out"),
         )
 
     @classmethod
@@ -364,6 +378,17 @@ class Vocabulary:
             hasher.update(values.to_numpy().tobytes())
         return hasher.hexdigest()
 
+    def without_held_out(self) -> Vocabulary:
+        """Return the vocabulary in which the held-out values are rare values."""
+        first = self.rows - self.held_out
+        counts = self.counts[:first].copy()
+        np.add.at(counts, self.held_out_buckets(), self.counts[first:])
+        return replace(self, values=self.values[: len(self.values) - self.held_out], counts=counts, held_out=0)
+
+    def held_out_buckets(self) -> NDArray[np.int64]:
+        """Return the tail bucket of each held-out value."""
+        return self.tail_ids(self.values[len(self.values) - self.held_out :])
+
     def encode(self, values: pl.Series) -> NDArray[np.int32]:
         """Return the ``[N]`` ids of values; null becomes `MISSING`."""
         if values.dtype != self.values.dtype:
@@ -400,9 +425,11 @@ class Vocabulary:
             values=len(self.values),
             holes=self.values.null_count(),
             inherited=self.inherited,
-            first_rows=self.first_rows or self.rows,
+            first_rows=self.first_rows or self.rows - self.held_out,
             tail_buckets=self.tail_buckets,
             digest=self.digest,
+            held_out=self.held_out,
+            trained_digest=self.digest_of(len(self.values) - self.held_out) if self.held_out else None,
         )
 
     def frame(self) -> pl.DataFrame:
@@ -453,6 +480,7 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocab
         kind=expected.kind,
         inherited=expected.inherited,
         first_rows=expected.first_rows,
+        held_out=expected.held_out,
         counted_ids=ids if expected.kind == "hash" else None,
     )
     if (table["value"].slice(0, tail).null_count, values.null_count()) != (tail, expected.holes):
@@ -469,7 +497,8 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocab
     ranked = counts[tail + expected.inherited :]
     if counts.min(initial=0) < 0 or (np.diff(ranked) > 0).any():
         raise ValueError("its counts are negative, or not descending after the values of the base")
-    if vocabulary.digest != expected.digest:
+    ids = vocabulary.ids
+    if (ids.digest, ids.trained_digest) != (expected.digest, expected.trained_digest):
         raise ValueError("its values differ from those in its manifest")
     return vocabulary
 
@@ -526,9 +555,9 @@ def buckets_of(values: pl.Series, buckets: int) -> NDArray[np.int64]:
 
 
 def add_counts(earlier: pl.DataFrame, later: pl.DataFrame) -> pl.DataFrame:
-    """Add `count` and `recent` of equal values, and keep the later `last`."""
-    counts = pl.concat([earlier, later.cast({"count": pl.Int64})]).lazy().group_by("value")
-    return counts.agg(pl.col("count").sum(), pl.col("recent").sum(), pl.col("last").max()).collect()
+    """Add the counts of equal values, and keep the later `last`."""
+    counts = pl.concat([earlier, later.cast({"count": pl.Int64})], how="diagonal").lazy().group_by("value")
+    return counts.agg(pl.exclude("value", "last").sum(), pl.col("last").max()).collect()
 
 
 def read_counts(path: Path, expected: StoredType) -> pl.DataFrame:

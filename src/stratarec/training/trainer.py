@@ -127,11 +127,12 @@ class Trainer(Phase):
             state=TrainingState(),
         )  # fmt: skip
 
-    def _find_plan(self) -> Plan | None:
+    def _find_plan(self, dataset: Dataset) -> Plan | None:
         def placed() -> Plan | None:
             level0: Memory = "hbm" if on_gpu(self.recipe, self.device) else "dram"
-            read = self._given_plan or read_plan(self.run, self.recipe, self.dataset, level0)
-            return read or new_plan(self.recipe, self.dataset, self.mesh.ranks, self.device)
+            given = self._given_plan if dataset.table_rows() == self.dataset.table_rows() else None
+            read = given or read_plan(self.run, self.recipe, dataset, level0)
+            return read or new_plan(self.recipe, dataset, self.mesh.ranks, self.device)
 
         if self.mesh.ranks == 1:
             return placed()

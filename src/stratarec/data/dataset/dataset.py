@@ -21,6 +21,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -45,7 +47,7 @@ from stratarec.data.dataset.row_group import RowGroup
 from stratarec.data.dataset.row_group_reader import RowGroupReader, ShardLayout
 from stratarec.data.splits import SPLITS
 from stratarec.data.user_history import read_events
-from stratarec.data.vocabulary import Vocabulary, read_counts, read_vocabulary
+from stratarec.data.vocabulary import Vocabulary, add_counts, read_counts, read_vocabulary
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import reporting_damage
 from stratarec.io.hashes import file_hashes
@@ -75,13 +77,20 @@ class Dataset:
     True
     """
 
-    def __init__(self, path: Path, manifest: DatasetManifest, untouched: Collection[str] = ()) -> None:
-        self.path, self.manifest, self._untouched = path, manifest, untouched
+    def __init__(
+        self, path: Path, manifest: DatasetManifest, untouched: Collection[str] = (), *, rare_share: float = 1.0
+    ) -> None:
+        self.path, self.manifest, self._untouched, self._rare_share = path, manifest, untouched, rare_share
+        self.is_complete = rare_share < 1
+        """Whether held-out values have rows (`complete`)."""
         self.name, self.schema, self.about = manifest.name, manifest.columns, manifest.about
         self.deduplicated = manifest.deduplicated
         self.groups = dict(manifest.groups or {})
         self.splits = {split: manifest.splits[split] for split in SPLITS}
-        self.positives, self.vocabularies = manifest.positives, manifest.vocabularies
+        self.positives = manifest.positives
+        self.vocabularies = {
+            name: info.in_phase(refit=self.is_complete) for name, info in manifest.vocabularies.items()
+        }
         self.label_counts = manifest.label_counts
         self.fingerprint = manifest.fingerprint
         """Hash of the content; data sets with equal files have equal fingerprints."""
@@ -175,9 +184,18 @@ class Dataset:
     def joined(self, splits: Sequence[str]) -> Dataset:
         """Return a view whose training split has the samples of `splits`, and whose other splits are empty.
 
-        Everything else is that of this data set: the files, the fingerprint, the vocabularies and the moments.
+        Values have the rows of `complete`, but half of the lookups of held-out values, drawn at random, go to their
+        tail buckets. So the buckets learn from new values of any frequency, as a served model sees them. Everything
+        else is that of this data set: files, fingerprint and moments.
         """
-        view = Dataset(self.path, self.manifest.joined(splits), self._untouched)
+        return self._view(self.manifest.joined(splits), 0.5)
+
+    def complete(self) -> Dataset:
+        """Return a view in which held-out values have rows, for a model of all rows (`train.refit`)."""
+        return self._view(self.manifest, 0.0)
+
+    def _view(self, manifest: DatasetManifest, rare_share: float) -> Dataset:
+        view = Dataset(self.path, manifest, self._untouched, rare_share=rare_share)
         view.fingerprint, view._verified = self.fingerprint, self._verified
         return view
 
@@ -281,14 +299,37 @@ class Dataset:
 
     def vocabulary(self, name: str) -> Vocabulary:
         """Read the values of a vocabulary and their counts."""
-        info = self._checked(name)
-        return read_vocabulary(self.path / info.path, info, str(self.path / info.path))
+        vocabulary = self._stored(name)
+        return replace(vocabulary, held_out=0) if self.is_complete else vocabulary.without_held_out()
+
+    def _stored(self, name: str) -> Vocabulary:
+        path = self.path / self._checked(name).path
+        return read_vocabulary(path, self.manifest.vocabularies[name], str(path))
+
+    @cached_property
+    def _held_out_buckets(self) -> dict[str, NDArray[np.int32]]:
+        """Feature -> tail buckets of its held-out values, which have the last ids. Other features are left out."""
+        buckets = {
+            name: self._stored(name).held_out_buckets().astype(np.int32)
+            for name, info in self.manifest.vocabularies.items()
+            if info.held_out
+        }
+        features = self.schema.sparse
+        return {feature.name: buckets[feature.vocabulary] for feature in features if feature.vocabulary in buckets}
 
     def carried_counts(self, name: str) -> pl.DataFrame:
-        """Read the counts of all values of a vocabulary of kind ``count``."""
+        """Read the counts of all values of a vocabulary of kind ``count``, including values without a row."""
         stored, info = self.manifest.carried.counts[name], self.vocabularies[name]
         self._require([stored])
-        return read_counts(self.path / stored.path, info.type)
+        counts, held_out = read_counts(self.path / stored.path, info.type), self.manifest.vocabularies[name].held_out
+        if not (self.is_complete and held_out):
+            return counts
+        # Their lookups in validation and test rows are not stored; count one, at the end of the log.
+        values, times = self.vocabulary(name).values.tail(held_out).rename("value"), self.manifest.carried.times
+        last = pl.lit(None if times is None else times[1], pl.Int64)
+        return add_counts(
+            counts, values.to_frame().with_columns(count=pl.lit(1, pl.Int64), recent=pl.lit(1.0), last=last)
+        )
 
     def events(self) -> pl.DataFrame | None:
         """Read the last positive events of each user, sorted by user and time; None if there are no histories.
@@ -325,7 +366,7 @@ class Dataset:
         Ids of kind ``hash`` without lookups are left out.
         """
         info = self._checked(vocabulary)
-        if info.kind == "hash":
+        if info.kind == "hash" or info.rows < self.manifest.vocabularies[vocabulary].rows:
             stored = self.vocabulary(vocabulary)
             return stored.counted_ids, stored.counts
         path = self.path / info.path
@@ -377,7 +418,8 @@ class Dataset:
         if split in self._untouched:
             raise DatasetError(f"{self.path} was opened without its split {split!r}: open it again to read that split")
         self._require(self.manifest.files(split))
-        return RowGroupReader(self.path, shards, ShardLayout.of(self.manifest), unused=unused)
+        rare = (self._held_out_buckets, self._rare_share) if self._rare_share else None
+        return RowGroupReader(self.path, shards, ShardLayout.of(self.manifest), unused=unused, rare=rare)
 
     def row_group(self, split: str, shard: int, group: int) -> RowGroup:
         """Read one row group with its tables."""

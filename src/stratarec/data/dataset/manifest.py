@@ -100,6 +100,15 @@ class VocabularyInfo(StoredFile, Ids):
             raise ValueError(f"{self.path}: {self.rows} rows, not {self.values} values + {self.tail_buckets} buckets")
         return self
 
+    def in_phase(self, *, refit: bool) -> VocabularyInfo:
+        """Return the description for the models of a phase: in a refit, held-out values have rows; before, none."""
+        if not self.held_out:
+            return self
+        rest = {} if refit else {
+            "values": self.values - self.held_out, "rows": self.rows - self.held_out, "digest": self.trained_digest,
+        }  # fmt: skip
+        return self.model_copy(update={**rest, "held_out": 0, "trained_digest": None})
+
 
 class MomentsInfo(Model):
     """`Moments` of a dense feature in the training split."""

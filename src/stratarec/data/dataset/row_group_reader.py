@@ -31,7 +31,7 @@ from stratarec.data.column_names import (
     weights_of,
 )
 from stratarec.data.dataset.manifest import ADVICE, DatasetManifest, Shard
-from stratarec.data.dataset.row_group import RowGroup, row_numbers, split_rows
+from stratarec.data.dataset.row_group import RowGroup, flat, row_numbers, split_rows
 from stratarec.data.schema import UNKNOWN
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import reporting_damage
@@ -265,10 +265,17 @@ class RowGroupReader:
         Expected columns of their files.
     unused : bool
         Whether to read also the columns that training does not use.
+    rare : tuple of mapping and float, optional
+        Feature -> tail buckets of its held-out values, which have the last ids; and the share of their lookups in which
+        the buckets replace the ids. The random choice depends only on the row group.
     """
 
-    def __init__(self, root: Path, shards: Sequence[Shard], layout: ShardLayout, *, unused: bool) -> None:
+    def __init__(
+        self, root: Path, shards: Sequence[Shard], layout: ShardLayout, *, unused: bool,
+        rare: tuple[Mapping[str, NDArray[np.int32]], float] | None,
+    ) -> None:  # fmt: skip
         self._root, self._shards, self._layout = root, shards, layout
+        self._rare, self._share = rare or ({}, 0.0)
         self._without = () if unused else _UNUSED
         self._open: OrderedDict[str, tuple[pq.ParquetFile, list[str]]] = OrderedDict()
 
@@ -298,7 +305,33 @@ class RowGroupReader:
             row_group = RowGroup(samples=samples, tables={} if row is None else _split_row(row))
             for fault in self._layout.faults(row_group):
                 raise self._damaged(info.path, f", row group {group}", fault)
-        return row_group
+        return self._in_buckets(row_group, shard, group) if self._rare else row_group
+
+    def _in_buckets(self, row_group: RowGroup, shard: int, group: int) -> RowGroup:
+        """Replace ids of held-out values by their tail buckets."""
+        windows, draws = self._layout.windows, np.random.default_rng((shard, group))
+        features: dict[str, dict[str, str]] = {  # table -> its columns with ids -> their features
+            **{name: {column: column for column in self._rare} for name in {*self._layout.pointed} - {*windows}},
+            **{events(name): {"id": name} for name in windows if name in self._rare},
+        }
+
+        def replaced(table: pa.Table, of: Mapping[str, str]) -> pa.Table:
+            for place, column in enumerate(table.column_names):
+                if column in of:
+                    ids, others = flat(table[column]), self._rare[of[column]]
+                    numbers = (ids.values if pa.types.is_list(ids.type) else ids).to_numpy(zero_copy_only=False)
+                    first = self._layout.ids[of[column]] - len(others)
+                    is_rare = (numbers >= first) & (self._share == 1 or draws.random(len(numbers)) < self._share)
+                    lowered = pa.array(np.where(is_rare, others[np.maximum(numbers - first, 0)], numbers))
+                    if pa.types.is_list(ids.type):
+                        lowered = pa.ListArray.from_arrays(ids.offsets, lowered)
+                    table = table.set_column(place, column, lowered)
+            return table
+
+        return RowGroup(
+            samples=replaced(row_group.samples, dict(zip(self._rare, self._rare, strict=True))),
+            tables={name: replaced(table, features.get(name, {})) for name, table in row_group.tables.items()},
+        )
 
     def row_numbers(self, shard: int, group: int) -> NDArray[np.int64]:
         """Read only the row numbers of a row group's samples."""

@@ -37,8 +37,8 @@ class BaseDataset:
         self.fingerprint = dataset.fingerprint
 
     @classmethod
-    def of(cls, config: PrepareConfig, schema: Schema) -> BaseDataset | None:
-        """Open the base of a recipe; None without a base.
+    def of(cls, config: PrepareConfig, schema: Schema, *, complete: bool) -> BaseDataset | None:
+        """Open the base of a recipe; None without a base. `complete` chooses the view `Dataset.complete`.
 
         Raises
         ------
@@ -55,6 +55,7 @@ class BaseDataset:
             raise ConfigError(f"{_FIELD} is data.path itself, {config.path!r}; name an earlier data set")
         try:
             dataset = Dataset.open(path, verify="used")
+            dataset = dataset.complete() if complete else dataset
         except DatasetError as error:
             raise DatasetError(f"{_FIELD}: {error}") from error
         for fault in (*_other_features(schema, dataset), *_other_tails(config.vocabulary, dataset)):

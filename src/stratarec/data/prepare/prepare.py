@@ -67,7 +67,7 @@ from stratarec.io.owned_directory import (
 from stratarec.progress import Progress, SilentProgress
 
 # Increase this number when a change of the code changes the data set that the same logs and settings give.
-_VERSION = 7
+_VERSION = 8
 
 
 def prepare(
@@ -77,6 +77,7 @@ def prepare(
     overwrite: bool = False,
     progress: Progress | None = None,
     executor: Executor | None = None,
+    complete_base: bool = False,
 ) -> Dataset:
     """Prepare a data set, or open the existing one if neither settings nor logs have changed.
 
@@ -90,6 +91,8 @@ def prepare(
     progress : Progress, optional
     executor : Executor, optional
         Runs the pieces of each stage, for example on Ray (`ray_executor.on_ray`); by default in this process.
+    complete_base : bool
+        Whether held-out values of the base have rows, as in a model after `train.refit`.
 
     Raises
     ------
@@ -108,7 +111,8 @@ def prepare(
     >>> dataset.name
     'clicks'
     """
-    pipeline = PreparePipeline(config, name, progress or SilentProgress(), executor or SerialExecutor())
+    progress, executor = progress or SilentProgress(), executor or SerialExecutor()
+    pipeline = PreparePipeline(config, name, progress, executor, complete_base=complete_base)
     with storage_errors(pipeline.final):
         return pipeline.run(overwrite)
 
@@ -116,7 +120,9 @@ def prepare(
 class PreparePipeline:
     """One call of `prepare`: the checks before it, its stages in order, and the publication of its output."""
 
-    def __init__(self, config: PrepareConfig, name: str, progress: Progress, executor: Executor) -> None:
+    def __init__(
+        self, config: PrepareConfig, name: str, progress: Progress, executor: Executor, *, complete_base: bool
+    ) -> None:
         self.final = named_directory(config.path)
         self.config, self.name, self.progress = config, name or self.final.name, progress
         self.executor = executor
@@ -127,7 +133,7 @@ class PreparePipeline:
             raise DataError(f"data.source.paths: {error}") from error
         self.schema = self.source.schema
         config.vocabulary.check(self.schema)
-        self.base = BaseDataset.of(config, self.schema)
+        self.base = BaseDataset.of(config, self.schema, complete=complete_base)
         if self.base is not None and isinstance(self.source, ClicksSource):
             self.source.resume(self.base.clicks())
         self.splitter = Splitter(config.split, self.schema, self.source.files)
@@ -338,7 +344,8 @@ class PreparePipeline:
             counted = values.pop(name)
             if limits.kind == "count":
                 counted = counted.cast({"value": types[name]})
-                counted = counted.select("value", "count", pl.col("count").cast(pl.Float64).alias("recent"), "last")
+                recent = pl.col("count").cast(pl.Float64).alias("recent")
+                counted = counted.select("value", "count", "held_out", recent, "last")
             if self.base is not None:
                 base, counted = self.base.vocabulary(name, counted, types[name], self._decay(now))
             if limits.kind == "hash":

@@ -259,7 +259,7 @@ class PartitionStatistics(PerPartitionStage):
         return order
 
     def values(self) -> dict[str, pl.DataFrame]:
-        """Return vocabulary -> its values, and how often training rows look up each, in the form of `count_values`."""
+        """Return vocabulary -> its values, and how often rows look up each, in the form of `count_values`."""
         total = CountSum()
         for counts in self.partitions.counts():
             total.add(counts)
@@ -268,7 +268,7 @@ class PartitionStatistics(PerPartitionStage):
             for table in read_streams(self._file(number), places) if places else ():
                 total.add(pl.DataFrame(table))
         sums, vocabularies = total.by_vocabulary(), self.partitions.schema.vocabularies()
-        empty = pl.DataFrame(schema={"value": pl.Int64, "count": pl.Int64, "last": pl.Int64})
+        empty = pl.DataFrame(schema=dict.fromkeys(("value", "count", "held_out", "last"), pl.Int64))
         return {name: sums.get(number, empty) for number, name in enumerate(vocabularies)}
 
     def value_types(self) -> dict[str, pl.DataType]:

@@ -1,4 +1,7 @@
-"""Count how often training rows look up each value, for all vocabularies together.
+"""Count how often rows look up each value, for all vocabularies together.
+
+Lookups of training rows are the `count` of a value, which decides its id. Lookups of validation and test rows are
+counted apart, as `held_out`: they may give a value a row for `train.refit`.
 
 The counts of all vocabularies whose values have the same type are rows of one frame. So thousands of columns need only
 a few large group-bys, and one file per chunk. With a file for each vocabulary and partition, each column took 25 ms.
@@ -6,7 +9,7 @@ a few large group-bys, and one file per chunk. With a file for each vocabulary a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -32,25 +35,36 @@ def value_type(features: Sequence[SparseFeature], columns: Mapping[str, pl.DataT
 
 
 def count_values(frame: pl.DataFrame, schema: Schema, config: VocabularyConfig) -> list[pl.DataFrame]:
-    """Count the values in the training rows of `frame`, without histories.
+    """Count the values in the rows of `frame`, without histories.
 
     Returns
     -------
     list of DataFrame
-        For each type of value, a frame with the number of the ``vocabulary``, the ``value``, its ``count``, and the
-        time of the ``last`` row with the value. The time is null for values in lists, if the vocabulary is shared with
-        a feature with single values. A value may occur in several rows. For kind ``hash``, values are bucket numbers.
+        For each type of value, a frame with the number of the ``vocabulary``, the ``value``, its ``count`` in training
+        rows, its count in ``held_out`` rows, and the time of the ``last`` row with the value. The time is null for
+        values in lists, if the vocabulary is shared with a feature with single values. A value may occur in several
+        rows. For kind ``hash``, values are bucket numbers, and held-out rows are not counted.
     """
-    training, columns = frame[SPLIT] == 0, frame.schema
-    time = frame[schema.time].filter(training) if schema.time else None
-    parts: list[pl.DataFrame] = []
+    training, held_out = (frame.filter(chosen) for chosen in (frame[SPLIT] == 0, frame[SPLIT] > 0))
+    parts = list(_counted(training, schema, config))
+    if len(held_out):
+        parts += _counted(held_out, schema, config, held_out=True)
+    return _by_type(parts)
+
+
+def _counted(
+    frame: pl.DataFrame, schema: Schema, config: VocabularyConfig, *, held_out: bool = False
+) -> Iterator[pl.DataFrame]:
+    columns, time = frame.schema, frame[schema.time] if schema.time else None
     for number, (name, features) in enumerate(schema.vocabularies().items()):
         kind, limits = value_type(features, columns), config.limits(name)
+        if held_out and limits.kind == "hash":
+            continue
         single = any(feature.kind == "single" for feature in features)
         for feature in features:
             if feature.traits.derived:
                 continue
-            values = frame[feature.name].filter(training).alias("value")
+            values = frame[feature.name].alias("value")
             if feature.traits.lists:
                 values = shortened(values, feature)
             if time is None or (feature.traits.lists and single):
@@ -62,8 +76,10 @@ def count_values(frame: pl.DataFrame, schema: Schema, config: VocabularyConfig) 
             else:
                 counted = _count_with_time(values, time, lists=feature.traits.lists)
                 last = counted["last"]
-            parts.append(_numbered(number, counted["value"].cast(kind), counted["count"], last, limits))
-    return _by_type(parts)
+            counts = _numbered(number, counted["value"].cast(kind), counted["count"], last, limits)
+            if held_out:
+                counts = counts.with_columns(count=pl.col("held_out"), held_out=pl.col("count"))
+            yield counts
 
 
 def count_windows(
@@ -103,6 +119,7 @@ def _numbered(
             pl.Series("vocabulary", np.full(len(values), number, dtype=np.int32)),
             values.alias("value"),
             counts.cast(pl.Int64).alias("count"),
+            pl.Series("held_out", np.zeros(len(values), dtype=np.int64)),
             last.cast(pl.Int64).alias("last"),
         ]
     )
@@ -134,10 +151,11 @@ class CountSum:
     def _add_up(self, kind: pl.DataType) -> None:
         parts = [*([self._sums[kind]] if kind in self._sums else []), *self._pending.pop(kind, [])]
         grouped = pl.concat(parts).lazy().group_by("vocabulary", "value")
-        self._sums[kind] = grouped.agg(pl.col("count").sum(), pl.col("last").max()).collect()
+        sums = grouped.agg(pl.col("count").sum(), pl.col("held_out").sum(), pl.col("last").max())
+        self._sums[kind] = sums.collect()
 
     def by_vocabulary(self) -> dict[int, pl.DataFrame]:
-        """Return a frame with `value`, `count` and `last` for each vocabulary that has values, by its number."""
+        """Return vocabulary number -> `value`, `count`, `held_out` and `last` of its values, if it has values."""
         counts: dict[int, pl.DataFrame] = {}
         for kind in list(self._pending):
             self._add_up(kind)

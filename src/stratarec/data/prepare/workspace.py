@@ -108,7 +108,7 @@ class SpilledFile:
 
 
 # Format of the notes in the directory. An interrupted run is resumed only if its notes have this format.
-_FORMAT = [11, *(entry.name for kind in (SpilledFile, Moments, Repeats) for entry in fields(kind)), *Shard.model_fields]
+_FORMAT = [12, *(entry.name for kind in (SpilledFile, Moments, Repeats) for entry in fields(kind)), *Shard.model_fields]
 
 
 def write_streams(path: Path, frames: Sequence[pl.DataFrame]) -> list[Place]:

@@ -110,6 +110,8 @@ def _check_earlier(chain: Chain, every: list[Path]) -> None:
         raise CheckpointError(f"{data}, the data before it, does not exist")
     if is_first:
         chosen = chain.ended()
-        open_trained_data(chain.run, recipe, chosen, checkpoint.load(chosen).state["identity"])
+        state = checkpoint.load(chosen).state
+        is_refitted = state["training"].get("phase") == "refit"
+        open_trained_data(chain.run, recipe, chosen, state["identity"], complete=is_refitted)
     else:
         periods.check(every[-2])

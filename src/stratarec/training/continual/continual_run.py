@@ -183,7 +183,7 @@ class _Step:
     def _prepare(self, recipe: Recipe, before: Dataset) -> Dataset:
         """Prepare the log as a training split that continues the data set `before`."""
         try:
-            dataset = prepare(recipe.data, name=before.name, progress=self._progress)
+            dataset = prepare(recipe.data, name=before.name, progress=self._progress, complete_base=before.is_complete)
         except DataError as error:
             text = str(error)
             raise DataError(text if self._file in text else f"{self._file}: {text}") from error

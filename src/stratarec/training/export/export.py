@@ -18,20 +18,21 @@ from textwrap import fill
 from typing import Any
 
 import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
 import pydantic
 import torch
 from torch import Tensor
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.vocabulary import read_vocabulary
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.codecs import FloatRows
 from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.tables.cached import CachedTables
-from stratarec.errors import CheckpointError, ConfigError, DatasetError
+from stratarec.errors import CheckpointError, ConfigError
 from stratarec.io.atomic import check_absent, file_hash, rename_directory, storage_errors, working_directory
 from stratarec.io.names import file_name
-from stratarec.io.sealed import describe_error, regular_file_below
+from stratarec.io.sealed import describe_error
 from stratarec.io.tensors import ChunkedTensor, write_tensors
 from stratarec.kernels.codec.kinds import KINDS
 from stratarec.models.base import Network
@@ -112,7 +113,7 @@ def _write(trained: TrainedModel, folder: Path, *, onnx: bool) -> None:
     write_tensors(folder / NETWORK, {key: finite(value, key) for key, value in weights.items()})
     writers = {table.name: TableWriter(trained, table) for table in collection.tables}
     write_tensors(folder / TABLES, {name: item for table in writers.values() for name, item in table.tensors().items()})
-    vocabularies = _copy_vocabularies(trained.dataset, folder)
+    vocabularies = _write_vocabularies(trained.dataset, folder)
     (folder / README).write_text(read_me(onnx=onnx), encoding="utf-8")
     tables = {name: table.about for name, table in writers.items()}
     content = {**_describe(trained), "tables": tables, "vocabularies": vocabularies}
@@ -179,21 +180,16 @@ def _describe(trained: TrainedModel) -> dict[str, Any]:
     }
 
 
-def _copy_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVocabulary]:
-    """Copy the vocabularies of the data set, verify their hashes, and return their descriptions."""
+def _write_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVocabulary]:
+    """Write the vocabularies of the data set, and return their descriptions."""
     result = {}
     (folder / "vocabulary").mkdir()
-    for number, (name, info) in enumerate(dataset.vocabularies.items()):
-        path = f"vocabulary/{file_name(name, number)}.parquet"
-        try:
-            source = regular_file_below(dataset.path, info.path)
-        except ValueError as error:
-            raise DatasetError(f"{error}; prepare the data again") from error
-        shutil.copyfile(source, folder / path)
-        if file_hash(folder / path) != info.hash:
-            raise DatasetError(f"{source} is damaged: its hash does not match; prepare the data again")
-        ids = read_vocabulary(folder / path, info, str(source)).ids
-        result[name] = ExportedVocabulary(**vars(ids), path=path)
+    for number, name in enumerate(dataset.vocabularies):
+        vocabulary, path = dataset.vocabulary(name), f"vocabulary/{file_name(name, number)}.parquet"
+        table = vocabulary.frame().to_arrow(compat_level=pl.CompatLevel.oldest())
+        with open(folder / path, "wb") as file:
+            pq.write_table(table, file, compression="zstd")
+        result[name] = ExportedVocabulary(**vars(vocabulary.ids), path=path)
     return result
 
 

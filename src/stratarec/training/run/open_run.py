@@ -215,7 +215,8 @@ def _open(
 ) -> TrainedModel:  # fmt: skip
     state = checkpoint.read_state(chosen)
     stored, training = state["identity"], TrainingState(**state["training"])
-    dataset = open_trained_data(path, recipe, chosen, stored, data, same_samples=same_samples)
+    is_refitted = training.phase == "refit"
+    dataset = open_trained_data(path, recipe, chosen, stored, data, same_samples=same_samples, complete=is_refitted)
     with ExitStack() as stack:
         stack.enter_context(dataset.locked())
         # A run may come from another user, so nothing is written to the paths in its recipe.
@@ -226,7 +227,6 @@ def _open(
         if maps:
             model.network.calibration = Calibration(maps).to(device)
         resources = stack.pop_all()
-    is_refitted = training.phase == "refit"
     trained_splits = () if dataset.fingerprint != stored["dataset"] else SPLITS if is_refitted else SPLITS[:1]
     best_entry = best(training.evaluations, recipe.train.early_stopping)
     validated = best_entry is not None and best_entry["step"] == training.step
@@ -251,13 +251,15 @@ def _in_scratch(recipe: Recipe) -> Iterator[Recipe]:
 
 def open_trained_data(
     path: Path, recipe: Recipe, chosen: Path, stored: Mapping[str, Any], data: str | Path | None = None,
-    *, same_samples: bool = True,
+    *, same_samples: bool = True, complete: bool,
 ) -> Dataset:  # fmt: skip
     """Open the data set of a run, or the data set `data`, and check that the checkpoint `chosen` fits it.
 
-    `stored` is the identity in the checkpoint; `same_samples` is that of `open_run`.
+    `stored` is the identity in the checkpoint; `same_samples` is that of `open_run`. With `complete`, held-out values
+    have rows, as for the model of a refit.
     """
     dataset = _open_data(path, recipe, data)
+    dataset = dataset.complete() if complete else dataset
     _check_model(chosen, identity(recipe, dataset), stored)
     difference = input_difference(dataset, stored["inputs"])
     if difference:

@@ -54,8 +54,8 @@ class Phase:
     """Identity of model and data, as `build.identity` returns it."""
     saved: Callable[[], None]
     """Function that the first rank calls after each checkpoint."""
-    find_plan: Callable[[], Plan | None]
-    """Function that returns the placement of the tables."""
+    find_plan: Callable[[Dataset], Plan | None]
+    """Function that returns the placement of the tables of a data set."""
     threads: ThreadTuner
     stop: StopSignal
     progress: Progress
@@ -69,7 +69,7 @@ class Phase:
     @cached_property
     def plan(self) -> Plan | None:
         """Placement of the tables; None if all tables are simply float32 in DRAM."""
-        return self.find_plan()
+        return self.find_plan(self.dataset)
 
     @cached_property
     def model(self) -> CTRModel:

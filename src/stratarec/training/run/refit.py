@@ -8,10 +8,11 @@ refit/
     plan.json       placement of the tables, if there is one
     checkpoints/    checkpoints of this phase; the last one is the model that is used
 
-Networks continue from the tested checkpoint for one pass. If the run had several epochs, the pass has all samples;
-otherwise it has those of validation and test, which are then seen once, as the others were. Boosted trees are fitted
-anew to all samples: as many as validation chose, times the growth of the number of samples. The weights of members and
-the calibration stay as they are.
+Networks continue from the tested checkpoint for one pass. If that had seen the training samples more than once, the
+pass has all samples; otherwise it has those of validation and test, which are then seen once, as the others were.
+Values that are frequent enough only in all splits together get rows, with initial weights (`Dataset.complete`). Boosted
+trees are fitted anew to all samples: as many as validation chose, times the growth of the number of samples. The
+weights of members and the calibration stay as they are.
 """
 
 from __future__ import annotations
@@ -71,14 +72,15 @@ class Refit(Phase):
         self._everything = first.dataset.joined(SPLITS)
         self._tested, self._content = tested, checkpoint.read_state(tested)
         self._growth = self._everything.samples("train") / first.dataset.samples("train")
-        dataset = self._everything if first.config.epochs > 1 else first.dataset.joined(SPLITS[1:])
+        is_repeated = self._content["step"] > first.pipeline.epoch_steps
+        dataset = self._everything if is_repeated else first.dataset.joined(SPLITS[1:])
         state = TrainingState(**self._content["training"])
-        factor, plan, self._rows = rate_factor(state.regular, first.config.plateau), first.plan, first.config.embedding
-        recipe = _recipe(first.recipe, dataset, factor)
+        self._rows = first.config.embedding
+        recipe = _recipe(first.recipe, dataset, rate_factor(state.regular, first.config.plateau))
         super().__init__(
             recipe=recipe, dataset=dataset, mesh=first.mesh, device=first.device,
             folder=run / REFIT / "checkpoints", identity=identity(recipe, dataset), saved=first.saved,
-            find_plan=lambda: plan, threads=first.threads, stop=first.stop, progress=first.progress,
+            find_plan=first.find_plan, threads=first.threads, stop=first.stop, progress=first.progress,
             state=TrainingState(phase="refit", base=file_hash(tested / checkpoint.STATE)),
         )  # fmt: skip
         self._kernels = first.loop.wait_for_kernels
