@@ -21,7 +21,7 @@ from stratarec.data.loading.loader import Loader
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.splits import SPLITS
 from stratarec.distributed.mesh import Mesh
-from stratarec.errors import ConfigError, Interrupted
+from stratarec.errors import ConfigError, DatasetError, Interrupted
 from stratarec.estimator.click_model import ClickModel
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe, with_values
@@ -291,3 +291,33 @@ def test_about_half_of_the_lookups_of_held_out_values_train_tail_buckets(data: P
     np.testing.assert_array_equal(mixed[~is_held_out], own[~is_held_out])
     assert ((mixed == own) | (mixed == bucket)).all()
     assert 0.3 < (mixed == own)[is_held_out].mean() < 0.7
+
+
+def test_models_before_and_after_the_refit_score_a_data_set_without_new_values(
+    run: Path, data: Path, tmp_path: Path
+) -> None:
+    values = {"data.path": str(tmp_path / "later"), "data.vocabulary.base": str(data / "data")}
+    values |= {"data.source.seed": 5, "data.vocabulary.min_count": 10**9}
+    later = prepare(Recipe.from_dict(with_values(tiny(data), values)).data)
+    stored = Dataset.open(data / "data").manifest.vocabularies
+    assert {name: info.held_out for name, info in later.manifest.vocabularies.items()} == {
+        name: info.held_out for name, info in stored.items()
+    }
+    for tested in (False, True):
+        with open_run(run, later.path, tested=tested) as trained:
+            assert trained.dataset.table_rows() == {
+                name: info.rows - tested * info.held_out for name, info in stored.items()
+            }
+    # With new values, ids mean other values than in the run.
+    values |= {"data.path": str(tmp_path / "new"), "data.vocabulary.min_count": 2}
+    new = prepare(Recipe.from_dict(with_values(tiny(data), values)).data)
+    with refuses(DatasetError, "ids mean other values"):
+        open_run(run, new.path)
+
+
+def test_held_out_values_are_not_evicted_at_once(data: Path) -> None:
+    dataset = Dataset.open(data / "data").complete()
+    for name in dataset.vocabularies:
+        counts = dataset.carried_counts(name)
+        assert counts["value"].n_unique() == len(counts)
+        assert dataset.vocabulary(name).values.is_in(counts["value"].implode()).all()

@@ -380,14 +380,15 @@ class Vocabulary:
 
     def without_held_out(self) -> Vocabulary:
         """Return the vocabulary in which the held-out values are rare values."""
-        first = self.rows - self.held_out
-        counts = self.counts[:first].copy()
-        np.add.at(counts, self.held_out_buckets(), self.counts[first:])
-        return replace(self, values=self.values[: len(self.values) - self.held_out], counts=counts, held_out=0)
+        if not self.held_out:
+            return self
+        counts = lower_counts(self.counts, self.tail_ids(self.values.tail(self.held_out)))
+        return replace(self, values=self.values.head(-self.held_out), counts=counts, held_out=0)
 
-    def held_out_buckets(self) -> NDArray[np.int64]:
-        """Return the tail bucket of each held-out value."""
-        return self.tail_ids(self.values[len(self.values) - self.held_out :])
+    def with_held_out(self, values: pl.Series) -> Vocabulary:
+        """Return the vocabulary with held-out values, whose lookups are counted in their tail buckets."""
+        counts = np.concatenate([self.counts, np.zeros(len(values), dtype=np.int64)])
+        return replace(self, values=pl.concat([self.values, values]), counts=counts, held_out=len(values))
 
     def encode(self, values: pl.Series) -> NDArray[np.int32]:
         """Return the ``[N]`` ids of values; null becomes `MISSING`."""
@@ -552,6 +553,28 @@ def buckets_of(values: pl.Series, buckets: int) -> NDArray[np.int64]:
     if not len(values):
         return np.zeros(0, dtype=np.int64)
     return (stable_hash(values) % np.uint64(buckets)).astype(np.int64)
+
+
+def lower_counts(counts: NDArray[np.int64], buckets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the counts of all rows but the last ones, whose counts are added to the tail `buckets`."""
+    first = len(counts) - len(buckets)
+    result = counts[:first].copy()
+    np.add.at(result, buckets, counts[first:])
+    return result
+
+
+def read_held_out(path: Path, expected: Ids) -> pl.Series:
+    """Read only the held-out values of a vocabulary, whose file was verified."""
+    with reporting_damage(path):
+        reader, groups, rows = pq.ParquetFile(path), list[int](), 0
+        _check_file(reader, expected)
+        while rows < expected.held_out:
+            groups.insert(0, reader.num_row_groups - 1 - len(groups))
+            rows += reader.metadata.row_group(groups[0]).num_rows
+        column = reader.read_row_groups(groups, columns=["value"], use_threads=False)["value"]
+        values = pl.from_arrow(_plain(column.slice(rows - expected.held_out)))
+        assert isinstance(values, pl.Series)
+        return values.rename("value")
 
 
 def add_counts(earlier: pl.DataFrame, later: pl.DataFrame) -> pl.DataFrame:

@@ -44,6 +44,7 @@ from stratarec.training.run.phase import Phase
 from stratarec.training.run.refit import Refit
 from stratarec.training.run.run_directory import (
     FILES,
+    REFIT,
     RunDirectory,
     opened,
     read_plan,
@@ -130,8 +131,9 @@ class Trainer(Phase):
     def _find_plan(self, dataset: Dataset) -> Plan | None:
         def placed() -> Plan | None:
             level0: Memory = "hbm" if on_gpu(self.recipe, self.device) else "dram"
-            given = self._given_plan if dataset.table_rows() == self.dataset.table_rows() else None
-            read = given or read_plan(self.run, self.recipe, dataset, level0)
+            has_grown = dataset.table_rows() != self.dataset.table_rows()  # in a refit
+            folder, given = (self.run / REFIT, None) if has_grown else (self.run, self._given_plan)
+            read = given or read_plan(folder, self.recipe, dataset, level0)
             return read or new_plan(self.recipe, dataset, self.mesh.ranks, self.device)
 
         if self.mesh.ranks == 1:

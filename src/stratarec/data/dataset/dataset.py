@@ -47,7 +47,15 @@ from stratarec.data.dataset.row_group import RowGroup
 from stratarec.data.dataset.row_group_reader import RowGroupReader, ShardLayout
 from stratarec.data.splits import SPLITS
 from stratarec.data.user_history import read_events
-from stratarec.data.vocabulary import Vocabulary, add_counts, read_counts, read_vocabulary
+from stratarec.data.vocabulary import (
+    Vocabulary,
+    add_counts,
+    buckets_of,
+    lower_counts,
+    read_counts,
+    read_held_out,
+    read_vocabulary,
+)
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import reporting_damage
 from stratarec.io.hashes import file_hashes
@@ -299,37 +307,32 @@ class Dataset:
 
     def vocabulary(self, name: str) -> Vocabulary:
         """Read the values of a vocabulary and their counts."""
-        vocabulary = self._stored(name)
+        path = self.path / self._checked(name).path
+        vocabulary = read_vocabulary(path, self.manifest.vocabularies[name], str(path))
         return replace(vocabulary, held_out=0) if self.is_complete else vocabulary.without_held_out()
 
-    def _stored(self, name: str) -> Vocabulary:
-        path = self.path / self._checked(name).path
-        return read_vocabulary(path, self.manifest.vocabularies[name], str(path))
+    def held_out_values(self, name: str) -> pl.Series:
+        """Read the held-out values of a vocabulary. They have the last ids of `complete`."""
+        return read_held_out(self.path / self._checked(name).path, self.manifest.vocabularies[name])
 
     @cached_property
-    def _held_out_buckets(self) -> dict[str, NDArray[np.int32]]:
-        """Feature -> tail buckets of its held-out values, which have the last ids. Other features are left out."""
-        buckets = {
-            name: self._stored(name).held_out_buckets().astype(np.int32)
-            for name, info in self.manifest.vocabularies.items()
-            if info.held_out
-        }
-        features = self.schema.sparse
-        return {feature.name: buckets[feature.vocabulary] for feature in features if feature.vocabulary in buckets}
+    def _held_out_buckets(self) -> dict[str, NDArray[np.int64]]:
+        """Vocabulary -> tail buckets of its held-out values. Vocabularies without held-out values are left out."""
+        infos = {name: info for name, info in self.manifest.vocabularies.items() if info.held_out}
+        return {name: buckets_of(self.held_out_values(name), info.tail_buckets) for name, info in infos.items()}
 
     def carried_counts(self, name: str) -> pl.DataFrame:
         """Read the counts of all values of a vocabulary of kind ``count``, including values without a row."""
         stored, info = self.manifest.carried.counts[name], self.vocabularies[name]
         self._require([stored])
-        counts, held_out = read_counts(self.path / stored.path, info.type), self.manifest.vocabularies[name].held_out
-        if not (self.is_complete and held_out):
+        counts = read_counts(self.path / stored.path, info.type)
+        if not (self.is_complete and self.manifest.vocabularies[name].held_out):
             return counts
-        # Their lookups in validation and test rows are not stored; count one, at the end of the log.
-        values, times = self.vocabulary(name).values.tail(held_out).rename("value"), self.manifest.carried.times
+        # Lookups in validation and test rows are not stored. One at the end of the log prevents an early eviction.
+        times, values = self.manifest.carried.times, self.held_out_values(name).to_frame()
         last = pl.lit(None if times is None else times[1], pl.Int64)
-        return add_counts(
-            counts, values.to_frame().with_columns(count=pl.lit(1, pl.Int64), recent=pl.lit(1.0), last=last)
-        )
+        seen = add_counts(counts, values.with_columns(count=pl.lit(1, pl.Int64), recent=pl.lit(1.0), last=last))
+        return seen.sort("count", "value", descending=[True, False])
 
     def events(self) -> pl.DataFrame | None:
         """Read the last positive events of each user, sorted by user and time; None if there are no histories.
@@ -366,18 +369,19 @@ class Dataset:
         Ids of kind ``hash`` without lookups are left out.
         """
         info = self._checked(vocabulary)
-        if info.kind == "hash" or info.rows < self.manifest.vocabularies[vocabulary].rows:
+        if info.kind == "hash":
             stored = self.vocabulary(vocabulary)
             return stored.counted_ids, stored.counts
         path = self.path / info.path
         with reporting_damage(path):
             column = pq.read_table(path, columns=["count"])["count"]
-            if column.type != pa.int64() or len(column) != info.rows or column.null_count:
-                raise DatasetError(f"{path}: {len(column)} counts of {column.type}, expected {info.rows} of int64")
+            rows = self.manifest.vocabularies[vocabulary].rows
+            if column.type != pa.int64() or len(column) != rows or column.null_count:
+                raise DatasetError(f"{path}: {len(column)} counts of {column.type}, expected {rows} of int64")
             counts: NDArray[np.int64] = column.to_numpy()
             if counts.min() < 0 or counts.max() >= 1 << 53:
                 raise DatasetError(f"{path}: counts of {counts.min()} to {counts.max()}, expected 0 to 2**53")
-        return None, counts
+        return None, counts if info.rows == rows else lower_counts(counts, self._held_out_buckets[vocabulary])
 
     def row_numbers(self, split: str) -> Iterator[NDArray[np.int64]]:
         """Yield, for each row group in stored order, the log row of each sample; `split_rows` decodes it.
@@ -418,8 +422,10 @@ class Dataset:
         if split in self._untouched:
             raise DatasetError(f"{self.path} was opened without its split {split!r}: open it again to read that split")
         self._require(self.manifest.files(split))
-        rare = (self._held_out_buckets, self._rare_share) if self._rare_share else None
-        return RowGroupReader(self.path, shards, ShardLayout.of(self.manifest), unused=unused, rare=rare)
+        buckets = self._held_out_buckets if self._rare_share else {}
+        rare = {each.name: buckets[each.vocabulary] for each in self.schema.sparse if each.vocabulary in buckets}
+        layout = ShardLayout.of(self.manifest)
+        return RowGroupReader(self.path, shards, layout, unused=unused, rare=rare, rare_share=self._rare_share)
 
     def row_group(self, split: str, shard: int, group: int) -> RowGroup:
         """Read one row group with its tables."""

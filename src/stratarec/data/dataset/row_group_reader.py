@@ -265,17 +265,20 @@ class RowGroupReader:
         Expected columns of their files.
     unused : bool
         Whether to read also the columns that training does not use.
-    rare : tuple of mapping and float, optional
-        Feature -> tail buckets of its held-out values, which have the last ids; and the share of their lookups in which
-        the buckets replace the ids. The random choice depends only on the row group.
+    rare : mapping of str to array
+        Feature -> tail buckets of its held-out values, which have the last ids.
+    rare_share : float
+        Share of the lookups of held-out values in which the buckets replace the ids. The random choice depends only on
+        the row group.
     """
 
     def __init__(
         self, root: Path, shards: Sequence[Shard], layout: ShardLayout, *, unused: bool,
-        rare: tuple[Mapping[str, NDArray[np.int32]], float] | None,
+        rare: Mapping[str, NDArray[np.int64]], rare_share: float,
     ) -> None:  # fmt: skip
         self._root, self._shards, self._layout = root, shards, layout
-        self._rare, self._share = rare or ({}, 0.0)
+        self._rare = {name: buckets.astype(np.int32) for name, buckets in rare.items()}
+        self._rare_share = rare_share
         self._without = () if unused else _UNUSED
         self._open: OrderedDict[str, tuple[pq.ParquetFile, list[str]]] = OrderedDict()
 
@@ -321,7 +324,9 @@ class RowGroupReader:
                     ids, others = flat(table[column]), self._rare[of[column]]
                     numbers = (ids.values if pa.types.is_list(ids.type) else ids).to_numpy(zero_copy_only=False)
                     first = self._layout.ids[of[column]] - len(others)
-                    is_rare = (numbers >= first) & (self._share == 1 or draws.random(len(numbers)) < self._share)
+                    is_rare = (numbers >= first) & (
+                        self._rare_share == 1 or draws.random(len(numbers)) < self._rare_share
+                    )
                     lowered = pa.array(np.where(is_rare, others[np.maximum(numbers - first, 0)], numbers))
                     if pa.types.is_list(ids.type):
                         lowered = pa.ListArray.from_arrays(ids.offsets, lowered)

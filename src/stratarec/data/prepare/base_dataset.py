@@ -97,6 +97,11 @@ class BaseDataset:
         before = self._dataset.carried_counts(name).with_columns(pl.col("recent") * decay)
         return vocabulary, add_counts(before, counted.cast({"value": vocabulary.values.dtype}))
 
+    def held_out_values(self, name: str) -> pl.Series | None:
+        """Read the held-out values of a vocabulary; None if there are none that are not inherited."""
+        present = self._dataset.manifest.vocabularies[name].held_out and not self._dataset.is_complete
+        return self._dataset.held_out_values(name) if present else None
+
     def events(self) -> pl.DataFrame | None:
         """Read the last positive events of users; None if there are no histories."""
         return self._dataset.events()

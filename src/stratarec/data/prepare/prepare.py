@@ -352,6 +352,10 @@ class PreparePipeline:
                 vocabulary = Vocabulary.hashed(counted, types[name], limits.buckets, base)
             else:
                 vocabulary = Vocabulary.rank(counted, limits, base, self._eviction_filter(name, now))
+                more = None if self.base is None else self.base.held_out_values(name)
+                if base is not None and more is not None and vocabulary.rows == base.rows:
+                    # Without new values, models of the base can be evaluated on this data set, also after a refit.
+                    vocabulary = vocabulary.with_held_out(more)
             vocabularies[name] = vocabulary
             infos[name] = write_vocabulary(self.workspace.output, number, name, vocabulary)
         return vocabularies, infos

@@ -45,17 +45,17 @@ def count_values(frame: pl.DataFrame, schema: Schema, config: VocabularyConfig) 
         values in lists, if the vocabulary is shared with a feature with single values. A value may occur in several
         rows. For kind ``hash``, values are bucket numbers, and held-out rows are not counted.
     """
-    training, held_out = (frame.filter(chosen) for chosen in (frame[SPLIT] == 0, frame[SPLIT] > 0))
-    parts = list(_counted(training, schema, config))
-    if len(held_out):
-        parts += _counted(held_out, schema, config, held_out=True)
+    parts = list(_counted(frame, frame[SPLIT] == 0, schema, config))
+    if (is_held_out := frame[SPLIT] > 0).any():
+        parts += _counted(frame, is_held_out, schema, config, held_out=True)
     return _by_type(parts)
 
 
 def _counted(
-    frame: pl.DataFrame, schema: Schema, config: VocabularyConfig, *, held_out: bool = False
+    frame: pl.DataFrame, chosen: pl.Series, schema: Schema, config: VocabularyConfig, *, held_out: bool = False
 ) -> Iterator[pl.DataFrame]:
-    columns, time = frame.schema, frame[schema.time] if schema.time else None
+    """Count the values in the chosen rows, as ``count`` or as ``held_out``."""
+    columns, time = frame.schema, frame[schema.time].filter(chosen) if schema.time else None
     for number, (name, features) in enumerate(schema.vocabularies().items()):
         kind, limits = value_type(features, columns), config.limits(name)
         if held_out and limits.kind == "hash":
@@ -64,7 +64,7 @@ def _counted(
         for feature in features:
             if feature.traits.derived:
                 continue
-            values = frame[feature.name].alias("value")
+            values = frame[feature.name].filter(chosen).alias("value")
             if feature.traits.lists:
                 values = shortened(values, feature)
             if time is None or (feature.traits.lists and single):

@@ -263,9 +263,8 @@ def open_trained_data(
     _check_model(chosen, identity(recipe, dataset), stored)
     difference = input_difference(dataset, stored["inputs"])
     if difference:
-        raise DatasetError(
-            f"{dataset.path} does not fit {path}: {difference}; prepare it from the same training samples"
-        )
+        advice = "rows of the log, or pass the log itself" if complete else "training samples"
+        raise DatasetError(f"{dataset.path} does not fit {path}: {difference}; prepare it from the same {advice}")
     if data is None and same_samples and dataset.fingerprint != stored["dataset"]:
         raise DatasetError(
             f"{dataset.path} has been prepared again with other samples since {path} was trained; to use it anyway, "
