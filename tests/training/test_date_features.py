@@ -1,4 +1,4 @@
-"""Test that every way of scoring computes the same numbers from dates: they agree to 1e-6."""
+"""Test that every way of scoring makes the same numbers of dates and of columns with two features: to 1e-6."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEMA: dict[str, Any] = {
         {"name": "arrival", "parts": ["month", "day"], "since": ["at", "born"], "zone": "America/New_York"},
         {"name": "born", "time_unit": "ms"},
     ],
-    "dense": [{"name": "price"}],
+    "dense": [{"name": "price"}, {"name": "item.number", "column": "item", "transform": "none"}],
     "sparse": [{"name": "item"}, {"name": "at.hour"}],
 }  # fmt: skip
 
@@ -147,4 +147,6 @@ def test_a_row_without_its_time_is_refused(root: Path) -> None:
         scorer.score(rows | {"at": [rows["at"][0], None, rows["at"][2]]})
     with refuses(DataError, "arrival"):
         scorer.score({name: column for name, column in rows.items() if name != "arrival"})
+    with refuses(DataError, "item"):
+        scorer.score({name: column for name, column in rows.items() if name != "item"})
     assert scorer.score(rows | {"arrival": [None] * 3}).shape == (3,)

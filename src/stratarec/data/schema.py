@@ -96,7 +96,10 @@ class DenseFeature:
     """A number per sample. A missing number becomes 0 after all transforms, which is the mean if standardized."""
 
     name: str
-    """Column name."""
+    """Name of the feature, and of its column unless `column` names another."""
+    column: Annotated[str, pydantic.Field(exclude_if=operator.not_)] = ""
+    """Column of the log, if it is not named like the feature: a column of whole numbers can be a number and, under its
+    own name, a category."""
     transform: DenseTransform = "log1p"
     """``log1p`` is sign(x) * log(1 + |x|)."""
     standardize: bool = True
@@ -107,6 +110,11 @@ class DenseFeature:
     """Decimal mark of numbers that are text as people write it: ``.`` for 1,234.50 and $7, ``,`` for 1.234,50 and 12 %.
     Separators of thousands, and signs of a currency or percent, are then ignored. Empty for plain numbers such as
     1234.5."""
+
+    @property
+    def source(self) -> str:
+        """Name of the column that is read."""
+        return self.column or self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,8 +358,14 @@ class Schema:
         if repeated:
             raise ConfigError(f"schema: feature names must be distinct, repeated: {', '.join(repeated)}")
         for label in self.label_columns:
-            if label in names:
+            if label in (*names, *(feature.column for feature in self.dense)):
                 raise ConfigError(f"schema: the label column {label!r} is also a feature; remove the feature")
+        computed = next((feature for feature in self.dense if feature.column in self.date_features), None)
+        if computed is not None:
+            raise ConfigError(
+                f"dense feature {computed.name!r}: column is {computed.column!r}, which is computed from a "
+                "date, expected a column of the log"
+            )
         clash = sorted(set(self.groups) & set(names))
         if clash:
             raise ConfigError(f"schema: groups and features must have different names, shared: {', '.join(clash)}")
@@ -360,6 +374,7 @@ class Schema:
         """Yield the field and the name of every feature, group and vocabulary."""
         for place, dense in enumerate(self.dense):
             yield f"schema.dense[{place}].name", dense.name
+            yield f"schema.dense[{place}].column", dense.source
             if dense.group:
                 yield f"schema.dense[{place}].group", dense.group
         for place, sparse in enumerate(self.sparse):
@@ -446,7 +461,8 @@ class Schema:
         A row to score may have the histories, which `prepare` computes for a log.
         """
         computed = set(self.date_features)
-        features = (name for name in self.names if name not in computed)
+        read = (*(feature.source for feature in self.dense), *(feature.name for feature in self.sparse))
+        features = (name for name in read if name not in computed)
         dates = (name for date in self.dates for name in (date.name, *date.since))
         return tuple(dict.fromkeys((*features, *(feature.weights for feature in self.weighted), *dates)))
 
@@ -517,7 +533,10 @@ class Schema:
                 | ({"weighted": True} if feature.weights else {})
                 for feature in self.sparse
             ],
-            "dense": [{key: getattr(feature, key) for key in dense} for feature in self.dense],
+            "dense": [
+                {key: getattr(feature, key) for key in dense} | ({"column": feature.column} if feature.column else {})
+                for feature in self.dense
+            ],
             **({"dates": [{"name": date.name, "zone": date.zone} for date in self.dates]} if self.dates else {}),
         }
 

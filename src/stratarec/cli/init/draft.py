@@ -15,7 +15,7 @@ import pydantic
 import yaml
 
 from stratarec.cli.init.dates import choose_dates
-from stratarec.cli.init.features import Guess, Role
+from stratarec.cli.init.features import Guess, Role, with_number
 from stratarec.cli.init.guess import Guesses, guess
 from stratarec.cli.init.history import choose_history, validate_history
 from stratarec.cli.init.label import positives
@@ -95,10 +95,10 @@ def content_of(paths: tuple[str, ...], label: str = "") -> dict[str, Any]:
 
 
 def _for_model(guesses: Guesses, sample: LogSample) -> Guesses:
-    """If the recipe will use an ensemble, make dense features of columns with few whole numbers; else make categories
-    of parts of dates.
+    """If the recipe will use an ensemble, make dense features of columns with few whole numbers, and of other columns
+    of whole numbers both a category and a number; else make categories of parts of dates.
 
-    An ensemble encodes numbers in a way that does not rely on their order.
+    An ensemble encodes numbers in a way that does not rely on their order, and weights its members on validation rows.
     """
     if not _is_small(sample, guesses):
         parts = [choice.column.part_features for choice in guesses.dates]
@@ -107,7 +107,7 @@ def _for_model(guesses: Guesses, sample: LogSample) -> Guesses:
     columns = (
         replace(column, role="dense", integer=False, reason=f"{column.reason}, in order")
         if column.ordered and column.role == "sparse"
-        else column
+        else with_number(column, sample.frame)
         for column in guesses.columns
     )
     return replace(guesses, columns=tuple(columns))
@@ -190,10 +190,13 @@ def _schema(guesses: Guesses) -> Iterator[str]:
     if guesses.dates:
         yield "      dates:"
         yield from (f"        - {{{_date(choice.column)}}}  # {choice.reason}" for choice in guesses.dates)
-    dense = guesses.of("dense")
-    if dense:
-        yield "      dense:"
-        yield from (f"        - {{{_feature(column)}}}  # {column.reason}" for column in dense)
+    dense = [f"        - {{{_feature(column)}}}  # {column.reason}" for column in guesses.of("dense")]
+    dense += [
+        f"        - {{name: {_yaml(column.number)}, column: {_yaml(column.name)}}}  # a category, too: it may be either"
+        for column in guesses.of("sparse")
+        if column.number
+    ]
+    yield from ["      dense:", *dense] if dense else []
     sparse = list(_sparse(guesses))
     yield from ["      sparse:", *sparse] if sparse else []
     ignored = [(column.name, column.reason) for column in guesses.of("ignored") if column.leak is None]

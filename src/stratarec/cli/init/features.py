@@ -40,6 +40,8 @@ _LEAST_SHARED = 0.3
 _LONG_TEXT = 60
 # Maximum number of characters of a value in a reason.
 _SHOWN = 40
+# Categories with more values are numbers, too, if floats represent these numbers exactly.
+_FEWEST, _EXACT = 3, 1 << 53
 _UNIQUE = "a different value in every row, like a row number"
 
 
@@ -60,6 +62,8 @@ class Guess:
     """Whether values that are text in the file are whole numbers."""
     ordered: bool = False
     """Whether the sparse feature has few values that are numbers, which could also be amounts."""
+    number: str = ""
+    """Name of the dense feature with the numbers of this sparse feature; empty for none."""
     of: str = ""
     """Name of the feature whose values a list contains, if the list seems to be a sequence of user actions."""
     dates: Dates | None = None
@@ -227,6 +231,15 @@ def as_sequence(guess: Guess, frame: pl.DataFrame, features: Sequence[str]) -> G
     if not name or shares[name] < _MOSTLY_SAME:
         return guess
     return replace(guess, of=name, reason=f"{guess.reason}; its name, and values of {name}; expected oldest first")
+
+
+def with_number(guess: Guess, frame: pl.DataFrame) -> Guess:
+    """Let a category of whole numbers be a number, too, unless it has two or three values, or numbers like hashes."""
+    column, name = frame[guess.name], f"{guess.name}.number"
+    if guess.role != "sparse" or not column.dtype.is_numeric() or name in frame.columns or not is_name(name):
+        return guess
+    is_exact = float(column.cast(pl.Float64).abs().max() or 0) < _EXACT  # type: ignore[arg-type]
+    return replace(guess, number=name) if is_exact and column.n_unique() > _FEWEST else guess
 
 
 def is_name(name: str) -> bool:

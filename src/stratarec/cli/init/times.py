@@ -225,7 +225,7 @@ def _usual(value: pl.Series, unit: TimeUnit) -> tuple[int, int]:
     times = value.drop_nulls().sort().to_numpy()
     cut = int(_ODD * len(times))
     core = times[cut : len(times) - cut]
-    room = max(_FAR_SPANS * int(core[-1] - core[0]), _FAR_SECONDS * PER_SECOND[unit])
+    room = max(_FAR_SPANS * (int(core[-1]) - int(core[0])), _FAR_SECONDS * PER_SECOND[unit])
     limits = np.iinfo(np.int64)  # dates such as 9999-12-31 in nanoseconds would exceed them
     low, high = max(int(core[0]) - room, limits.min), min(int(core[-1]) + room, limits.max)
     kept = times[(times >= low) & (times <= high)]

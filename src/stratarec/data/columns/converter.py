@@ -160,8 +160,8 @@ class Converter:
             numbers = compute_dates(schema.dates, self.dates(frame, schema.dates, known))
             frame = frame.with_columns(pl.Series(name, column) for name, column in numbers.items())
         for dense in schema.dense:
-            with naming_column(self._path, dense.name):
-                columns[dense.name] = self.number(frame[dense.name], dense.decimal)
+            with naming_column(self._path, dense.source):
+                columns[dense.name] = self.number(frame[dense.source], dense.decimal).alias(dense.name)
         for sparse in schema.sparse:
             with naming_column(self._path, sparse.name):
                 if not sparse.traits.lists:

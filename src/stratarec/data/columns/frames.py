@@ -293,8 +293,8 @@ class PlainRowReader:
     """
 
     def __init__(self, schema: Schema, types: Mapping[str, pl.DataType]) -> None:
-        self._names, self._columns, self._dense = schema.names, schema.scored_columns, len(schema.dense)
-        self._schema = schema
+        self._schema, self._columns = schema, schema.scored_columns
+        self._numbers = [feature.source for feature in schema.dense]
         self._features = [(feature, _python_type(feature, types[feature.vocabulary])) for feature in schema.sparse]
         # In columns of one sequence, a missing value removes values of the other columns too. Only `Converter` does
         # that.
@@ -316,10 +316,8 @@ class PlainRowReader:
                 return None
             if self._schema.dates:
                 raw |= self._compute_dates(raw)
-            columns = [raw[name] for name in self._names]
-            numbers = _plain_numbers(columns[: self._dense], rows)
-            features = zip(columns[self._dense :], self._features, strict=True)
-            values = [_plain_values(column, feature, kind) for column, (feature, kind) in features]
+            numbers = _plain_numbers([raw[name] for name in self._numbers], rows)
+            values = [_plain_values(raw[feature.name], feature, kind) for feature, kind in self._features]
         except _NotPlain:
             return None
         return numbers, [cells for cells, _ in values], [counts for _, counts in values]

@@ -340,7 +340,7 @@ def _column_types(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataT
         (name, _label_type(rule, has_several=bool(schema.labels)))
         for name, rule in zip(schema.label_columns, schema.label_rules, strict=True)
     ]
-    roles += [(feature.name, pl.String if feature.decimal else pl.Float64) for feature in schema.dense]
+    roles += [(feature.source, pl.String if feature.decimal else pl.Float64) for feature in schema.dense]
     roles += [(schema.weight, pl.Float64)]
     roles += [(f.name, pl.Int64 if f.type == "integer" and not f.traits.lists else pl.String) for f in schema.sparse]
     roles += [(f.weights, pl.String) for f in schema.weighted]
