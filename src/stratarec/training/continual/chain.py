@@ -104,14 +104,15 @@ def revert(run: Path) -> Period:
 
 def _check_earlier(chain: Chain, every: list[Path]) -> None:
     """Raise an error unless the model before the last period can be opened."""
-    recipe, is_first = read_recipe(chain.run), len(every) == 1
-    data = Path(recipe.data.path) if is_first else every[-2] / periods.DATA
+    is_first = len(every) == 1
+    data = Path(read_recipe(chain.run).data.path) if is_first else every[-2] / periods.DATA
     if not data.exists():
         raise CheckpointError(f"{data}, the data before it, does not exist")
     if is_first:
         chosen = chain.ended()
         state = checkpoint.load(chosen).state
         is_refitted = state["training"].get("phase") == "refit"
+        recipe = read_recipe(chosen.parents[1])  # a refit has its own learning rates
         open_trained_data(chain.run, recipe, chosen, state["identity"], complete=is_refitted)
     else:
         periods.check(every[-2])

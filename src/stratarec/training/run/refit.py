@@ -9,7 +9,8 @@ refit/
     checkpoints/    checkpoints of this phase; the last one is the model that is used
 
 Networks continue from the tested checkpoint for one pass. If that had seen the training samples more than once, the
-pass has all samples; otherwise it has those of validation and test, which are then seen once, as the others were.
+pass has all samples, with a tenth of the learning rates, because it repeats them once more than validation has judged;
+otherwise it has those of validation and test, which are then seen once, as the others were.
 Values that are frequent enough only in all splits together get rows, with initial weights (`Dataset.complete`). Boosted
 trees are fitted anew to all samples: as many as validation chose, times the growth of the number of samples. The
 weights of members and the calibration stay as they are.
@@ -37,10 +38,14 @@ from stratarec.training.steps.state import TrainingState, rate_factor
 from stratarec.training.torch_setup import torch_settings
 
 
+# Factor on learning rates for samples that the tested model has seen. With 1, a log of a million rows lost 0.01 AUC.
+_REPEATED = 0.1
+
+
 def _recipe(recipe: Recipe, dataset: Dataset, factor: float) -> Recipe:
     """Return the recipe of one pass over the training split of `dataset`.
 
-    `factor` is the factor on learning rates that `train.plateau` had reached.
+    `factor` is a factor on learning rates.
     """
     train = replace(
         recipe.train, epochs=1, max_steps=0, eval_every=0, early_stopping=EarlyStoppingConfig(),
@@ -76,7 +81,8 @@ class Refit(Phase):
         dataset = self._everything if is_repeated else first.dataset.joined(SPLITS[1:])
         state = TrainingState(**self._content["training"])
         self._rows = first.config.embedding
-        recipe = _recipe(first.recipe, dataset, rate_factor(state.regular, first.config.plateau))
+        factor = rate_factor(state.regular, first.config.plateau) * (_REPEATED if is_repeated else 1.0)
+        recipe = _recipe(first.recipe, dataset, factor)
         super().__init__(
             recipe=recipe, dataset=dataset, mesh=first.mesh, device=first.device,
             folder=run / REFIT / "checkpoints", identity=identity(recipe, dataset), saved=first.saved,
