@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from fuzzing.seals import seal
 
 from errors import refuses
 from stratarec.cli.init.draft import content_of
 from stratarec.data.columns.frames import read_frame
 from stratarec.data.dataset.compatibility import settings, settings_difference
+from stratarec.data.dataset.manifest import MANIFEST
 from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DateColumn, DenseFeature, Schema, SparseFeature
 from stratarec.data.sources import open_rows
 from stratarec.data.sources.csv import CsvConfig
 from stratarec.data.sources.parquet import ParquetConfig
-from stratarec.errors import ConfigError, DataError
+from stratarec.data.splits import SplitConfig
+from stratarec.errors import ConfigError, DataError, DatasetError
 from stratarec.recipe import Recipe
 
 SCHEMA = Schema(
@@ -111,3 +117,18 @@ def test_a_data_set_from_before_a_field_existed_is_up_to_date(tmp_path: Path) ->
     difference = settings_difference(want, have)
     assert difference is not None
     assert difference.field == "source.schema.dense[0].column"
+
+
+def test_such_a_data_set_is_not_prepared_again(tmp_path: Path) -> None:
+    pl.concat([LOG] * 50).write_csv(tmp_path / "log.csv")
+    source = CsvConfig(paths=(str(tmp_path / "log.csv"),), schema=SCHEMA)
+    config = PrepareConfig(source=source, path=str(tmp_path / "data"), split=SplitConfig(by="fraction"))
+    prepare(config)
+    manifest = tmp_path / "data" / MANIFEST
+    content = json.loads(manifest.read_text())
+    assert content["about"]["origin"]["settings"]["source"]["schema"]["dense"][1].pop("column") == ""
+    seal(manifest, content)
+    prepare(config)
+    with refuses(DatasetError, "dense[1].column price"):
+        dense = (SCHEMA.dense[0], replace(SCHEMA.dense[1], column="shop"))
+        prepare(replace(config, source=replace(source, schema=replace(SCHEMA, dense=dense))))

@@ -189,12 +189,14 @@ class PreparePipeline:
         if not (self.final / MANIFEST).is_file():
             raise DatasetError(f"{self.final} exists and is not a prepared data set; name another data.path")
         dataset = Dataset.open(self.final)
-        if dataset.about.origin != self.origin:
-            raise DatasetError(f"{self._difference(dataset)}; name another data.path, or pass --overwrite")
+        difference = self._difference(dataset)
+        if difference:
+            raise DatasetError(f"{difference}; name another data.path, or pass --overwrite")
         self.progress.say(f"{self.final} is up to date")
         return dataset
 
     def _difference(self, dataset: Dataset) -> str:
+        """Return how the inputs of a data set differ from those of this call; empty if they are the same."""
         before = dataset.about.origin
         difference = settings_difference(self.origin.settings, before.settings)
         if difference is not None:
@@ -205,7 +207,9 @@ class PreparePipeline:
             return f"{self.final} was prepared by another version of StrataRec"
         if before.base != self.origin.base:
             return f"{self.final} was prepared with {'another' if before.base else 'no'} data.vocabulary.base"
-        return f"{self.final} was prepared from logs with other content, {', '.join(dataset.about.paths[:3])}"
+        if (before.source, before.file_split) != (self.origin.source, self.origin.file_split):
+            return f"{self.final} was prepared from logs with other content, {', '.join(dataset.about.paths[:3])}"
+        return ""
 
     def _work(self) -> None:
         self.workspace = Workspace(self.work, self.origin, self.schema, self.splitter, self.config.vocabulary)
