@@ -129,6 +129,6 @@ def test_such_a_data_set_is_not_prepared_again(tmp_path: Path) -> None:
     assert content["about"]["origin"]["settings"]["source"]["schema"]["dense"][1].pop("column") == ""
     seal(manifest, content)
     prepare(config)
-    with refuses(DatasetError, "dense[1].column price"):
+    with refuses(DatasetError, "dense[1].column absent shop"):
         dense = (SCHEMA.dense[0], replace(SCHEMA.dense[1], column="shop"))
         prepare(replace(config, source=replace(source, schema=replace(SCHEMA, dense=dense))))
