@@ -288,6 +288,7 @@ def test_any_frame_gives_the_same_scores(scorer: Scorer, log: pl.DataFrame) -> N
     ("change", "message"),
     [
         (lambda log: log.drop("item"), "the frame: no column 'item'; it has label, who"),
+        (lambda log: log.drop("item", "price"), "the frame: no columns 'price', 'item'; it has label, who"),
         (lambda log: log.rename({"price": "prize"}), "no column 'price'; did you mean 'prize'"),
         (lambda log: log.with_columns(pl.lit("x").alias("price")), "column 'price' is String, expected numbers"),
         (lambda log: log.with_columns(pl.lit(float("inf")).alias("price")), "row 1: column 'price': got inf"),

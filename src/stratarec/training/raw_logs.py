@@ -129,10 +129,8 @@ class RawLogs:
         self.labels = self._schema.label_columns
         self.labelled = set(self.labels) <= set(names)
         if labelled:
-            for name in filter(None, (*self.labels, self._schema.weight)):
-                check_present(names, name, path)
-        for name in keep:
-            check_present(names, name, path)
+            check_present(names, [*filter(None, (*self.labels, self._schema.weight))], path)
+        check_present(names, keep, path)
         self._earlier, self._novelty = tuple(earlier), novelty
         self._carried = None if earlier else trained.events if events is None else events
         # Weights are needed only for metrics.

@@ -38,7 +38,7 @@ OnBadRow = Literal["error", "skip"]
 
 MAX_NUMBER = 3.0e38
 """Maximum absolute value of a number, slightly less than the maximum of float32."""
-_EXAMPLES = 5
+_EXAMPLES, _MOST_NAMES = 5, 10
 _INTEGER = ", without leading zeros, because its type is integer; set type to text to keep them"
 
 
@@ -82,15 +82,19 @@ class BadRows:
         raise DataError(f"{self.examples[0]}; {advice}")
 
 
-def check_present(names: Sequence[Any], name: str, path: str, advice: str = "") -> None:
-    """Raise `DataError` unless `name` occurs exactly once in `names`; the message ends with `advice`."""
-    if name not in names:
-        present = [str(other) for other in names]
-        close = difflib.get_close_matches(name, present, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise DataError(f"{path}: no column {name!r}{hint}; it has {', '.join(present) or 'none'}{advice}")
-    if names.count(name) > 1:
-        raise DataError(f"{path}: {names.count(name)} columns are named {name!r}; rename or drop all but one")
+def check_present(names: Sequence[Any], required: Sequence[str], path: str, advice: str = "") -> None:
+    """Raise `DataError` unless each of `required` occurs exactly once in `names`; the message ends with `advice`."""
+    present = [str(other) for other in names]
+    missing = [name for name in dict.fromkeys(required) if name not in names]
+    close = difflib.get_close_matches(missing[0], present, 1) if len(missing) == 1 else []
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    if missing:
+        columns = f"column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing[:_MOST_NAMES]))}"
+        columns += f" and {len(missing) - _MOST_NAMES:,} more" if len(missing) > _MOST_NAMES else ""
+        raise DataError(f"{path}: no {columns}{hint}; it has {', '.join(present) or 'none'}{advice}")
+    for name in required:
+        if names.count(name) > 1:
+            raise DataError(f"{path}: {names.count(name)} columns are named {name!r}; rename or drop all but one")
 
 
 @contextmanager

@@ -63,8 +63,8 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
     )
     features = replace(schema, sparse=sparse, weight="", time=schema.scored_time, session="", user="")
     names, columns = _column_names(frame), {}
+    check_present(names, schema.scored_columns, FRAME)
     for name in schema.scored_columns:
-        check_present(names, name, FRAME)
         with naming_column(FRAME, name):
             columns[name] = read_column(name, frame[name])
     rows = check_lengths(columns)
@@ -97,7 +97,7 @@ def read_columns(frame: Any) -> dict[str, pl.Series]:
     columns, names = {}, _column_names(frame)
     texts = [*map(str, names)]
     for name in names:
-        check_present(texts, str(name), FRAME)
+        check_present(texts, [str(name)], FRAME)
         with naming_column(FRAME, str(name)):
             columns[str(name)] = read_column(str(name), frame[name])
     return columns

@@ -119,7 +119,7 @@ class CsvSource:
             return list(first_json_values(content))
         header = self._header(file, content)
         if self.kind == "csv" and not set(header.names) & set(self._names):
-            check_present(header.names, self._names[-1], file.path, self._advice())
+            check_present(header.names, self._names[-1:], file.path, self._advice())
         return header.names
 
     def _front(self) -> tuple[InputFile, bytes]:
@@ -199,8 +199,7 @@ class CsvSource:
             check_json_lines(content, file.path)
             values = first_json_values(content)
             present = list(values or ())
-            for name in self._names if values else ():
-                check_present(present, name, file.path)
+            check_present(present, self._names if values else (), file.path)
             # A JSON file may also have lists as text with separators, if the schema was written for delimited text.
             features = [f for f in self.schema.sparse if f.traits.lists and not f.traits.derived]
             lists = frozenset(
@@ -212,8 +211,7 @@ class CsvSource:
             return JsonLines(path=file.path, lists=lists, nulls=config.nulls), 0, 0
         header = self._header(file, content)
         has_none = not set(header.names) & set(self._names)
-        for name in self._names:
-            check_present(header.names, name, file.path, self._advice() if has_none else "")
+        check_present(header.names, self._names, file.path, self._advice() if has_none else "")
         reader = Delimited(
             path=file.path,
             names=tuple(header.names),

@@ -37,7 +37,6 @@ from stratarec.training.run.run_directory import REFIT, write_plan, write_recipe
 from stratarec.training.steps.state import TrainingState, rate_factor
 from stratarec.training.torch_setup import torch_settings
 
-
 # Factor on learning rates for samples that the tested model has seen. With 1, a log of a million rows lost 0.01 AUC.
 _REPEATED = 0.1
 
