@@ -61,7 +61,7 @@ LOGS = {
     "police": "subject_injury", "nlswork": "union", "chem97": "high", "bundesliga": "home", "birds": "affected",
     "trivago": "label", "frappe": "label", "movielens": "good", "smokeban": "smoker", "pension": "e401k",
     "fertility": "morekids", "covid": "result", "happiness": "vhappy", "vocab": "high", "trump": "votetrump",
-    "inspections": "clean", "doctor": "visited", "wives": "insured", "phoneme": "y",
+    "inspections": "clean", "doctor": "visited", "wives": "whi", "phoneme": "y",
 }  # fmt: skip
 """Log -> its label column."""
 BY_TIME = {
