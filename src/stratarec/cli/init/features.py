@@ -235,9 +235,10 @@ def as_sequence(guess: Guess, frame: pl.DataFrame, features: Sequence[str]) -> G
 
 def with_number(guess: Guess, frame: pl.DataFrame) -> Guess:
     """Let a category of whole numbers be a number, too, unless it has two or three values, or numbers like hashes."""
-    column, name = frame[guess.name], f"{guess.name}.number"
-    if guess.role != "sparse" or not column.dtype.is_numeric() or name in frame.columns or not is_name(name):
+    name = f"{guess.name}.number"
+    if guess.role != "sparse" or not frame[guess.name].dtype.is_numeric() or name in frame.columns or not is_name(name):
         return guess
+    column = frame[guess.name]
     is_exact = float(column.cast(pl.Float64).abs().max() or 0) < _EXACT  # type: ignore[arg-type]
     return replace(guess, number=name) if is_exact and column.n_unique() > _FEWEST else guess
 

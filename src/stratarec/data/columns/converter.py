@@ -84,6 +84,9 @@ class BadRows:
 
 def check_present(names: Sequence[Any], required: Sequence[str], path: str, advice: str = "") -> None:
     """Raise `DataError` unless each of `required` occurs exactly once in `names`; the message ends with `advice`."""
+    for name in required:
+        if names.count(name) > 1:
+            raise DataError(f"{path}: {names.count(name)} columns are named {name!r}; rename or drop all but one")
     present = [str(other) for other in names]
     missing = [name for name in dict.fromkeys(required) if name not in names]
     close = difflib.get_close_matches(missing[0], present, 1) if len(missing) == 1 else []
@@ -92,9 +95,6 @@ def check_present(names: Sequence[Any], required: Sequence[str], path: str, advi
         columns = f"column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing[:_MOST_NAMES]))}"
         columns += f" and {len(missing) - _MOST_NAMES:,} more" if len(missing) > _MOST_NAMES else ""
         raise DataError(f"{path}: no {columns}{hint}; it has {', '.join(present) or 'none'}{advice}")
-    for name in required:
-        if names.count(name) > 1:
-            raise DataError(f"{path}: {names.count(name)} columns are named {name!r}; rename or drop all but one")
 
 
 @contextmanager
