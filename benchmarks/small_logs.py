@@ -182,11 +182,7 @@ def _gate(path: Path, label: str) -> dict[str, Any]:
             tested = _ours(_parts(path, 0, Path(work), shuffled=label), label, 0)[0]
         return {key: tested[key] for key in ("auc", "samples", "positives")}
 
-    result = kept(
-        _folder() / f"{path.stem}-random.json",
-        {"log": path.name, "bytes": path.stat().st_size, "held_out": HELD_OUT},
-        test,
-    )
+    result = kept(_folder() / f"{path.stem}-random.json", _about(path), test)
     positives, samples, auc = result["positives"], result["samples"], result["auc"]
     error = math.sqrt((samples + 1) / (12 * positives * (samples - positives)))
     if abs(auc - 0.5) > _ERRORS * error:
@@ -200,14 +196,17 @@ def _folder() -> Path:
     return folder
 
 
+def _about(path: Path) -> dict[str, Any]:
+    return {"log": path.name, "bytes": path.stat().st_size, "held_out": HELD_OUT}
+
+
 def _processor_seconds() -> float:
     """Processor seconds of this process and of the processes that it started."""
     return sum(os.times()[:4])
 
 
 def _of_one(path: Path, label: str, seed: int) -> dict[str, float]:
-    about = {"log": path.name, "bytes": path.stat().st_size, "seed": seed, "held_out": HELD_OUT}
-    folder = _folder()
+    about, folder = {**_about(path), "seed": seed}, _folder()
 
     def ours() -> dict[str, float]:
         with tempfile.TemporaryDirectory() as work:

@@ -30,6 +30,7 @@ from stratarec.training.build import new_model
 from stratarec.training.continual.chain import revert
 from stratarec.training.continual.continual_run import continue_run
 from stratarec.training.resolve import check_refit, resolve
+from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
 from stratarec.training.run.run_directory import read_recipe, read_result, write_result
 from stratarec.training.steps.step import Stages, loader_config
@@ -143,6 +144,32 @@ def test_ctrl_c_writes_a_checkpoint_of_the_phase(run: Path, data: Path, tmp_path
     assert checkpoint.read_state(stopped)["training"]["phase"] == "refit"
     train(recipe, resume=True)
     assert_same_model(served(recipe.run), served(run))
+
+
+def test_a_pass_over_seen_samples_has_a_tenth_of_the_rates_and_periods_have_all(tmp_path: Path) -> None:
+    """`train.plateau` multiplies the rates of the pass and of later periods."""
+    log(tmp_path / "log.parquet")
+    plateau = {"patience": 1, "metric": "auc", "factor": 0.5}
+    settings = {"refit": True, "epochs": 3, "eval_every": 2, "plateau": plateau, "checkpoint": {"every_minutes": 0}}
+    recipe = Recipe.from_dict(with_values(make_recipe(tmp_path, **settings).to_dict(), {"model.trees": 0}))
+    prepare(recipe.data)
+    whole = train(Recipe.from_dict(with_values(recipe.to_dict(), {"train.run": str(tmp_path / "whole")}))).run
+    with pytest.raises(Interrupted, match="refit"):
+        train(recipe, progress=At(3, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    run = train(recipe, resume=True).run
+    assert_same_model(served(run), served(whole))
+    assert checkpoint.read_state(served(run))["tables"]["changes"] == [[0, 0.1]]
+    rate = read_recipe(run / "refit").train.embedding.learning_rate
+    halvings = np.log2(recipe.train.embedding.learning_rate / rate)
+    assert halvings == round(halvings) > 0
+    log(tmp_path / "later.parquet", 300, seed=6)
+    list(continue_run(run, [str(tmp_path / "later.parquet")], SilentProgress()))
+    period = periods.latest(run)
+    assert period is not None
+    assert read_recipe(period).train.embedding.learning_rate == rate
+    assert checkpoint.read_state(periods.only_checkpoint(period))["tables"]["changes"] == []
+    revert(run)
+    assert periods.latest(run) is None
 
 
 @pytest.mark.slow

@@ -281,7 +281,8 @@ def _names(items: Any) -> list[str] | None:
 def first_difference(want: Any, have: Any, field: str = "") -> Difference | None:
     """Return the first difference of two JSON values, in the order of the keys of `want`; None if they are equal.
 
-    For lists of features, only the names that one of them lacks are returned.
+    For lists of features, only the names that one of them lacks are returned. An empty text equals an absent value,
+    which may have been written before the field existed.
     """
     if isinstance(want, Mapping) and isinstance(have, Mapping):
         prefix = f"{field}." if field else ""
@@ -295,6 +296,7 @@ def first_difference(want: Any, have: Any, field: str = "") -> Difference | None
                 [name for name in one if name not in other] for one, other in ((wanted, present), (present, wanted))
             ]
             return Difference(field=f"{field} (names that differ)", want=only[0], have=only[1])
-        return None if want == have else Difference(field=field, want=want, have=have)
+        is_unset = all(value is _ABSENT or value == "" for value in (want, have))
+        return None if is_unset or want == have else Difference(field=field, want=want, have=have)
     differences = (first_difference(one, other, name) for name, one, other in pairs)
     return next((difference for difference in differences if difference is not None), None)

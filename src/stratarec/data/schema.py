@@ -526,17 +526,15 @@ class Schema:
 
         Properties that only say how features are read and stored are left out.
         """
-        sparse, dense = ("name", "kind", "vocabulary", "of", "max_length"), ("name", "transform", "standardize")
+        sparse = ("name", "kind", "vocabulary", "of", "max_length")
+        dense = ("name", "column", "transform", "standardize")
         return {
             "sparse": [
                 {key: getattr(feature, key) for key in (*sparse, *(["beside"] if feature.beside else []))}
                 | ({"weighted": True} if feature.weights else {})
                 for feature in self.sparse
             ],
-            "dense": [
-                {key: getattr(feature, key) for key in dense} | ({"column": feature.column} if feature.column else {})
-                for feature in self.dense
-            ],
+            "dense": [{key: getattr(feature, key) for key in dense} for feature in self.dense],
             **({"dates": [{"name": date.name, "zone": date.zone} for date in self.dates]} if self.dates else {}),
         }
 

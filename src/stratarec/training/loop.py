@@ -95,6 +95,8 @@ class Loop:
         """Function that returns when the kernels which another process compiles are ready."""
         self.finish_trees: Callable[[], None] | None = None
         """Function that waits for the trees of an ensemble, which another process fits; None if there is no wait."""
+        self.rate_factor = 1.0
+        """Factor on all learning rates, in addition to that of `train.plateau`."""
 
     def step(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
         """Train one batch and count it. If `request` and `prepared` are None, they are computed in this step."""
@@ -228,8 +230,8 @@ class Loop:
             self._save()
 
     def set_rates(self) -> None:
-        """Set the factor on learning rates that `train.plateau` gives after the evaluations so far."""
-        factor = rate_factor(self.state.regular, self._validation.config.plateau)
+        """Set the learning rates to `rate_factor` times the factor of `train.plateau` after the evaluations so far."""
+        factor = self.rate_factor * rate_factor(self.state.regular, self._validation.config.plateau)
         if factor != self._stages.rate_factor:
             self._progress.say(f"train.plateau multiplies all learning rates by {factor:g} from now on")
         self._stages.rate_factor = factor

@@ -98,7 +98,7 @@ def _for_model(guesses: Guesses, sample: LogSample) -> Guesses:
     """If the recipe will use an ensemble, make dense features of columns with few whole numbers, and of other columns
     of whole numbers both a category and a number; else make categories of parts of dates.
 
-    An ensemble encodes numbers in a way that does not rely on their order, and weights its members on validation rows.
+    An ensemble encodes numbers in a way that does not rely on their order.
     """
     if not _is_small(sample, guesses):
         parts = [choice.column.part_features for choice in guesses.dates]
@@ -192,7 +192,7 @@ def _schema(guesses: Guesses) -> Iterator[str]:
         yield from (f"        - {{{_date(choice.column)}}}  # {choice.reason}" for choice in guesses.dates)
     dense = [f"        - {{{_feature(column)}}}  # {column.reason}" for column in guesses.of("dense")]
     dense += [
-        f"        - {{name: {_yaml(column.number)}, column: {_yaml(column.name)}}}  # a category, too: it may be either"
+        f"        - {{name: {_yaml(column.number)}, column: {_yaml(column.name)}}}  # also a category, below"
         for column in guesses.of("sparse")
         if column.number
     ]

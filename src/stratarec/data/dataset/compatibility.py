@@ -110,15 +110,8 @@ def settings_difference(
 ) -> Difference | None:
     """Return the first difference between settings outside the fields `free`. The source's kind is compared first."""
     kinds = [{"source.kind": settings["source"]["kind"]} for settings in (want, have)]
-    compared = [_set({key: settings[key] for key in settings if key not in free}) for settings in (want, have)]
+    compared = [{key: settings[key] for key in settings if key not in free} for settings in (want, have)]
     return first_difference(kinds[0], kinds[1]) or first_difference(compared[0], compared[1])
-
-
-def _set(content: Any) -> Any:
-    """Return settings without empty texts: a field that is not set may be newer than the data set, which lacks it."""
-    if isinstance(content, Mapping):
-        return {key: _set(value) for key, value in content.items() if value != ""}
-    return [_set(value) for value in content] if isinstance(content, list) else content
 
 
 def input_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:

@@ -44,7 +44,7 @@ _REPEATED = 0.1
 def _recipe(recipe: Recipe, dataset: Dataset, factor: float) -> Recipe:
     """Return the recipe of one pass over the training split of `dataset`.
 
-    `factor` is a factor on learning rates.
+    `factor` is the factor on learning rates that `train.plateau` had reached.
     """
     train = replace(
         recipe.train, epochs=1, max_steps=0, eval_every=0, early_stopping=EarlyStoppingConfig(),
@@ -80,8 +80,8 @@ class Refit(Phase):
         dataset = self._everything if is_repeated else first.dataset.joined(SPLITS[1:])
         state = TrainingState(**self._content["training"])
         self._rows = first.config.embedding
-        factor = rate_factor(state.regular, first.config.plateau) * (_REPEATED if is_repeated else 1.0)
-        recipe = _recipe(first.recipe, dataset, factor)
+        self._factor = _REPEATED if is_repeated else 1.0
+        recipe = _recipe(first.recipe, dataset, rate_factor(state.regular, first.config.plateau))
         super().__init__(
             recipe=recipe, dataset=dataset, mesh=first.mesh, device=first.device,
             folder=run / REFIT / "checkpoints", identity=identity(recipe, dataset), saved=first.saved,
@@ -96,6 +96,8 @@ class Refit(Phase):
             stack.callback(self.close)
             last = self._last_checkpoint()
             self.loop.wait_for_kernels = self._kernels
+            # Not in the recipe, because `continue` takes over its rates.
+            self.loop.rate_factor = self.stages.rate_factor = self._factor
             stack.enter_context(torch_settings(threads=self.threads.threads, seed=self.config.seed))
             self.stages.earlier = self._content["tables"]["earlier"] + self._content["tables"]["step"]
             samples = self.dataset.samples("train")
@@ -133,6 +135,7 @@ class Refit(Phase):
     def _begin(self, stack: ExitStack) -> None:
         """Load the tested model, start to fit its trees again, and write the recipe and the plan of the phase."""
         self.checkpoints.continue_from(self._tested, self._rows)
+        self.loop.set_rates()
         self.state.threads = self.threads.threads
         self.mesh.first(lambda: write_recipe(self.folder.parent, self.recipe))
         self.mesh.first(lambda: write_plan(self.folder.parent, self.recipe, self.plan))
