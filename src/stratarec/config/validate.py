@@ -252,8 +252,8 @@ def check_directory(path: str, field: str) -> None:
         raise ConfigError(f"{field} is {path!r}, expected the name of a new directory")
 
 
-class _Absent:
-    """Placeholder for the value of a missing key in a `Difference`."""
+class _Absent(str):
+    """Placeholder for the value of a missing key in a `Difference`. It equals an empty text."""
 
     def __repr__(self) -> str:
         return "absent"
@@ -296,7 +296,6 @@ def first_difference(want: Any, have: Any, field: str = "") -> Difference | None
                 [name for name in one if name not in other] for one, other in ((wanted, present), (present, wanted))
             ]
             return Difference(field=f"{field} (names that differ)", want=only[0], have=only[1])
-        is_unset = all(value is _ABSENT or value == "" for value in (want, have))
-        return None if is_unset or want == have else Difference(field=field, want=want, have=have)
+        return None if want == have else Difference(field=field, want=want, have=have)
     differences = (first_difference(one, other, name) for name, one, other in pairs)
     return next((difference for difference in differences if difference is not None), None)
