@@ -429,12 +429,16 @@ def test_a_limit_of_seconds_before_the_first_tree_gives_an_ensemble_without_tree
 class SlowBooster:
     """Booster whose loss falls with each tree, of which each takes some milliseconds."""
 
-    trees = 0
+    def __init__(self) -> None:
+        self.trees = 0
 
     def update(self) -> bool:
         time.sleep(0.002)
         self.trees += 1
         return False
+
+    def current_iteration(self) -> int:
+        return self.trees
 
     def eval_valid(self) -> list[tuple[str, str, float]]:
         return [("valid", "binary_logloss", 1 / self.trees)]
@@ -445,6 +449,23 @@ def test_a_deadline_ends_the_growth_and_keeps_the_trees_until_then() -> None:
     assert is_limited
     assert 1 <= count <= 100
     assert _grow(SlowBooster(), time.monotonic() + 60, 7, is_validated=True) == (7, False)
+
+
+@pytest.mark.parametrize("rounds", [0, 40])
+def test_draws_that_split_no_leaf_do_not_end_the_growth(rounds: int) -> None:
+    """Of three features, two are constant, and a tree of extremely randomized trees compares one feature."""
+    draws = np.random.default_rng(0)
+    rows = np.zeros((2000, 3), np.float32)
+    rows[:, 0] = draws.normal(size=2000)
+    label = (draws.random(2000) < 1 / (1 + np.exp(-2 * rows[:, 0]))).astype(np.float32)
+    part = {"rows": rows, "label": label, "weight": np.ones(2000, np.float32)}
+    request = {f"{split}_{name}": array for split in ("train", "valid") for name, array in part.items()}
+    if rounds:
+        request = {key: array for key, array in request.items() if key.startswith("train")}
+    settings = {"sets": [], "codes": 0, "seed": 3, "num_leaves": 31, "seconds": 60, "most": 40}
+    request |= {key: np.array(value, np.int64) for key, value in settings.items()}
+    models = fit(request | {"rounds": np.full(5, rounds)})["models"]
+    assert [model.decode().count("\nTree=") for model in models] == [40] * 5
 
 
 def test_an_error_of_lightgbm_is_reported_with_its_last_line(

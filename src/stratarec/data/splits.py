@@ -38,6 +38,9 @@ class SplitConfig:
     by: Literal["time", "fraction", "file"] = "fraction"
     """``time``: the last periods of the log are for validation and test. ``fraction``: random users if the schema has
     users, else random sessions or samples. ``file``: by input file."""
+    whole_users: bool = True
+    """With ``fraction``: whether all samples of a user, or session, are in the same split. If false, samples are drawn
+    one by one, so that users of the test split were seen in training, too."""
     valid: float | str | tuple[str, ...] = 0.1
     """Validation split: a duration such as 1d for ``time``, a share for ``fraction``, name patterns for ``file``."""
     test: float | str | tuple[str, ...] = 0.1
@@ -67,6 +70,8 @@ class SplitConfig:
                 f"data.split.last is {self.last!r}, expected a time such as 2023-11-14 22:13:20, and data.split.by"
             )
             raise ConfigError(f"{problem} time")
+        if not self.whole_users and self.by != "fraction":
+            raise ConfigError(f"data.split.whole_users is false, which only by: fraction uses, not by: {self.by}")
         check_ranges(self, "data.split.", negatives="(0, 1]")
         check_seed(self.seed, "data.split.seed")
 
@@ -135,8 +140,8 @@ class Splitter:
             last_valid = last_time - self._duration("test")
             last_train = last_valid - self._duration("valid")
             return ((times > last_train).astype(np.int8) + (times > last_valid)).astype(np.int8)
-        # All samples of a user or session are in the same split.
-        place = self._place(frame[schema.user or schema.session or ROW], config.seed)
+        key = (schema.user or schema.session or ROW) if config.whole_users else ROW
+        place = self._place(frame[key], config.seed)
         test, valid = float(config.test), float(config.valid)  # type: ignore[arg-type]
         return np.where(place < test, 2, np.where(place < test + valid, 1, 0)).astype(np.int8)
 

@@ -2,8 +2,9 @@
 
 ``train.calibration`` chooses the kind of a map that corrects a model's logits; the map is fitted on the validation
 split. ``auto`` uses a more complex kind only if its log loss on samples to which it was not fitted is lower by more
-than one standard error of the difference, and isotonic regression only with many samples. With few positives or few
-negatives, a fit is mostly chance, so the current map stays. The kinds are
+than one standard error of the difference, and isotonic regression only with many samples. The error is that of sums by
+user, because the samples of a user are alike. With few positives or few negatives, a fit is mostly chance, so the
+current map stays. The kinds are
 
 *shift*: One number is added to all logits, so that they predict the observed rate of positives on average. It corrects
 class weights, which shift the logits of a well fitted model by the logarithm of the weight. The shift is regularized
@@ -312,8 +313,9 @@ def fit(
     labels = samples.label.reshape(len(samples.label), -1).T
     logits = samples.logit.reshape(len(samples.logit), -1).T
     weight = samples.weight.astype(np.float64) if len(samples.weight) else np.ones(len(samples.label))
+    user = samples.user if len(samples.user) else np.arange(len(samples.label))
     columns = zip(labels, logits, current or (IDENTITY,) * len(labels), strict=True)
-    maps = tuple(_fit(kinds, earlier, *_known(label, logit, weight)) for label, logit, earlier in columns)
+    maps = tuple(_fit(kinds, earlier, *_known(label, logit, weight, user)) for label, logit, earlier in columns)
     return () if all(curve == IDENTITY for curve in maps) else maps
 
 
@@ -324,15 +326,26 @@ def corrected_by(maps: Sequence[LogitMap], samples: ScoredSamples) -> ScoredSamp
     return samples._replace(logit=Calibration(maps)(torch.from_numpy(samples.logit)).cpu().numpy())
 
 
-def _known(label: NDArray[np.float32], logit: NDArray[np.float32], weight: Doubles) -> tuple[Doubles, Doubles, Doubles]:
-    """Return the label, logit and weight of the samples with a known label. Weights are scaled to a mean of 1."""
+def _known(
+    label: NDArray[np.float32], logit: NDArray[np.float32], weight: Doubles, user: NDArray[np.int64]
+) -> tuple[Doubles, Doubles, Doubles, NDArray[np.int64]]:
+    """Return label, logit, weight and number of the user of the samples with a known label.
+
+    Weights are scaled to a mean of 1.
+    """
     chosen = ~np.isnan(label) & (weight > 0)
     truth, score, scale = (column[chosen].astype(np.float64) for column in (label, logit, weight))
-    return truth, score, scale / scale.mean() if len(scale) else scale
+    number = np.unique(user[chosen], return_inverse=True)[1]
+    return truth, score, scale / scale.mean() if len(scale) else scale, number
 
 
 def _fit(
-    kinds: Sequence[CalibrationKind], current: LogitMap, truth: Doubles, score: Doubles, scale: Doubles
+    kinds: Sequence[CalibrationKind],
+    current: LogitMap,
+    truth: Doubles,
+    score: Doubles,
+    scale: Doubles,
+    user: NDArray[np.int64],
 ) -> LogitMap:
     """Return the map of the best kind. A more complex kind is better only if it gains more than a standard error."""
     positives = int(truth.sum())
@@ -362,7 +375,8 @@ def _fit(
         least = losses(best)
         for kind in usable[1:]:
             other = losses(kind)
-            gain, error = mean_and_error(least - other, scale)
+            mass, gains = np.bincount(user, scale), np.bincount(user, scale * (least - other))
+            gain, error = mean_and_error(gains / mass, np.asarray(mass, np.float64))
             best, least = (kind, other) if gain > error else (best, least)
     return mapped(best, slice(None))
 

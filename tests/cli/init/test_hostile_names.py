@@ -104,7 +104,11 @@ def test_any_log_gives_a_draft_or_one_error(
 def test_a_parquet_column_without_a_usable_name_is_left_out(name: str, value: str, tmp_path: Path) -> None:
     path = write(log(["(column 1)", name], value), tmp_path / "log.parquet")
     schema = content_of((str(path),))["data"]["source"]["schema"]
-    assert [each["name"] for key in ("dense", "sparse") for each in schema.get(key, ())] == ["(column 1)", "item"]
+    assert [each["name"] for key in ("dense", "sparse") for each in schema.get(key, ())] == [
+        "(column 1)",
+        "item",
+        "user_id",
+    ]
 
 
 def test_two_parquet_columns_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,7 @@ def test_a_draft_is_a_recipe_that_prepares(name: str, tmp_path: Path, monkeypatc
     # Users and products have too few positive rows.
     assert schema.histories == ()
     assert "product_history: a history of the user; " in Path("mine.yaml").read_text()
-    assert (recipe.data.split.by, recipe.data.split.test) == ("time", "2d")
+    assert (recipe.data.split.by, recipe.data.split.test) == ("time", "3d")
     dataset = prepare(recipe.data)
     assert sum(dataset.samples(split) for split in dataset.splits) == ROWS
     assert dataset.about.bad_rows == 0

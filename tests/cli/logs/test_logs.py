@@ -210,7 +210,7 @@ def test_codes_that_begin_with_three_letters_are_no_amounts_of_a_currency(tmp_pa
     pl.DataFrame(columns).write_csv(tmp_path / "log.csv")
     schema = content_of((str(tmp_path / "log.csv"),))["data"]["source"]["schema"]
     assert [each["name"] for each in schema["dense"]] == ["song_len", "price", "lang.number"]
-    assert [each["name"] for each in schema["sparse"]] == ["isrc", "lang"]
+    assert [each["name"] for each in schema["sparse"]] == ["isrc", "lang", "user_id"]
 
 
 def test_small_numbers_are_not_the_items_of_a_history() -> None:

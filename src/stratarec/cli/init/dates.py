@@ -104,7 +104,7 @@ def _choices(
         others = (
             [event] if event and not is_event else [other for other in dates if other != name][:1] if not event else []
         )
-        for parts, since in _groups(seconds[name], others, by_time=bool(guesses.split_seconds)):
+        for parts, since in _groups(seconds[name], others, by_time=guesses.is_split_by_time):
             wider = replace(column, parts=(*column.parts, *parts), since=since or column.since)
             added = [*(f"{part}" for part in parts), *(f"days since {other}" for other in since)]
             if test is None:
@@ -194,10 +194,10 @@ class _Test:
             if not key
             else sample.frame[key].gather(rows).rank("dense").to_numpy().astype(np.int64)
         )
-        if guesses.split_seconds and event is not None:
-            times = event[rows]
-            last = times.max() - guesses.split_seconds
-            first = last - guesses.split_seconds
+        if guesses.is_split_by_time and event is not None:
+            times, (valid, test) = event[rows], guesses.split_seconds
+            last = times.max() - test
+            first = last - valid
             folds = [(times <= first, (times > first) & (times <= last))]
             groups = groups if key else times // 3600
         else:

@@ -35,6 +35,8 @@ _STATE_FLOATS, _SHARE = 1, 0.25
 _WIDTHS = (16, 8)
 # Maximum numbers of samples and of values for which an ensemble is best. Above, its wide rows cost more than they gain.
 _ENSEMBLE_ROWS, _ENSEMBLE_VALUES = 2_000_000, 200_000
+# Share of rows with new values from which rare values share a row, so that the row of new values is trained.
+_MOST_NEW = 0.1
 
 
 def draft(
@@ -159,10 +161,26 @@ def _recipe(name: str, path: Path, sample: LogSample, guesses: Guesses) -> Itera
     yield from _split(guesses)
     if guesses.bad_rows:
         yield f"  on_bad_row: skip  # {guesses.bad_rows}"
+    yield from _vocabulary(sample, guesses)
+    yield from _training(sample, guesses)
+
+
+def _vocabulary(sample: LogSample, guesses: Guesses) -> Iterator[str]:
+    if _is_small(sample, guesses) and sample.is_complete and _new_values(sample, guesses) < _MOST_NEW:
+        yield "  vocabulary: {min_count: 1, tail_buckets: 1}  # each value has a row, and new values share one"
+        return
     least, buckets = (2, 1) if sample.total < 100_000 else (2 if sample.total < 1_000_000 else 5, 64)
     shared = "share a row" if buckets == 1 else f"share {buckets} rows"
     yield f"  vocabulary: {{min_count: {least}, tail_buckets: {buckets}}}  # values seen less often {shared}"
-    yield from _training(sample, guesses)
+
+
+def _new_values(sample: LogSample, guesses: Guesses) -> float:
+    """Estimate the share of future rows whose value is new, for the category in which it is largest.
+
+    The estimate is the share of rows with a value that occurs once (Good, Biometrika 40, 1953).
+    """
+    names = [column.name for column in guesses.of("sparse")]
+    return max((float(sample.frame[name].is_unique().mean() or 0) for name in names), default=0.0)  # type: ignore[arg-type]
 
 
 def _schema(guesses: Guesses) -> Iterator[str]:
@@ -226,9 +244,8 @@ def _sparse(guesses: Guesses) -> Iterator[str]:
             f"        - {{name: {_yaml(choice.name)}, kind: history, of: {_yaml(choice.of)}, max_length: 50}}"
             f"  # {choice.reason}"
         )
-    # With a split by time, most tested users were seen in training. With a split by fraction, all are new, and their
-    # ids have no learned rows.
-    for column in guesses.of("user") if guesses.split_seconds else ():
+    # If all users of the test split are new, their ids have no learned rows.
+    for column in guesses.of("user") if guesses.is_split_by_time or guesses.users_return else ():
         yield f"        - {{name: {_yaml(column.name)}}}  # learns the taste of each user"
 
 
@@ -259,19 +276,24 @@ def _feature(column: Guess) -> str:
 
 
 def _split(guesses: Guesses) -> Iterator[str]:
-    seconds = guesses.split_seconds
-    if not seconds:
+    if not guesses.is_split_by_time:
         unit = "users" if guesses.of("user") else "sessions" if guesses.of("session") else "rows"
         times = guesses.time
+        if guesses.users_return:
+            yield "  # random rows, because users return; without whole_users, metrics are of new users"
+            yield "  split: {by: fraction, valid: 0.1, test: 0.1, whole_users: false}"
+            return
         why = f"; not by time, because {times.odd}" if times is not None and times.ends_early else ""
         yield f"  split: {{by: fraction, valid: 0.1, test: 0.1}}  # random {unit}{why}"
         return
-    length = f"{seconds // 3600}h" if seconds % _DAY else f"{seconds // _DAY}d"
-    reason = f"test on the last {length} of the log, validation on the {length} before, as in production"
+    valid, test = (
+        f"{seconds // 3600}h" if seconds % _DAY else f"{seconds // _DAY}d" for seconds in guesses.split_seconds
+    )
+    reason = f"test on the last {test} of the log, validation on the {valid} before, as in production"
     last = ""
     if guesses.time is not None and guesses.time.ends_early:
         last, reason = f", last: {guesses.time.end!r}", f"{reason}; later rows are left out, because they are far later"
-    yield f"  split: {{by: time, valid: {length}, test: {length}{last}}}  # {reason}"
+    yield f"  split: {{by: time, valid: {valid}, test: {test}{last}}}  # {reason}"
 
 
 _REFIT = (

@@ -121,6 +121,11 @@ def returning(frame: pl.DataFrame, name: str, times: Times | None) -> float:
     return float(later.is_in(earlier.implode()).mean() or 0)  # type: ignore[arg-type]
 
 
+def returns(frame: pl.DataFrame, name: str) -> bool:
+    """Whether values of a column in the later half of a log are also in the earlier half."""
+    return returning(frame, name, None) >= _RETURNING
+
+
 def does_not_return(guess: Guess, frame: pl.DataFrame, times: Times | None) -> str:
     """Return why a second id of users or visits is no category: its values do not return. Empty for other columns."""
     if guess.role not in ("sparse", "dense") or not any(names_a(guess.name, word) for word in (*SESSIONS, *USERS)):

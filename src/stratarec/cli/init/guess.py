@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from stratarec.cli.init.date_columns import DateChoice
-from stratarec.cli.init.events import advise_user, does_not_return, find_session, find_time, find_user, other_times
+from stratarec.cli.init.events import (
+    advise_user,
+    does_not_return,
+    find_session,
+    find_time,
+    find_user,
+    other_times,
+    returns,
+)
 from stratarec.cli.init.features import Guess, Role, as_ids, as_sequence, guess_feature, is_name
 from stratarec.cli.init.label import class_weights, find_label, find_weight, positives
 from stratarec.cli.init.sample import LogSample
@@ -43,8 +51,8 @@ class Guesses:
     label: str | LabelRule
     time: Times | None = None
     """Times of the sampled rows."""
-    split_seconds: int = 0
-    """Length of the test split by time, and of the validation split before it; 0 for a random split."""
+    split_seconds: tuple[int, int] = (0, 0)
+    """Lengths of the validation split by time and of the test split after it; 0 for a random split."""
     bad_rows: str = ""
     """Text about sampled rows without a label or a time; empty if there are none."""
     dates: tuple[DateChoice, ...] = ()
@@ -53,6 +61,14 @@ class Guesses:
     """Names of those features of dates that are categories."""
     history: HistoryChoice | None = None
     """Whether the recipe has a history of each user; None if the log has no users, times or items."""
+
+    users_return: bool = False
+    """Whether the log has users and no times, and the users of later rows are also in earlier rows."""
+
+    @property
+    def is_split_by_time(self) -> bool:
+        """Whether validation and test are the last periods of the log."""
+        return all(self.split_seconds)
 
     @property
     def item(self) -> Guess | None:
@@ -145,7 +161,8 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
         columns=columns,
         label=rule,
         time=time.times,
-        split_seconds=time.times.split_seconds(is_complete=sample.is_complete) if time.times else 0,
+        split_seconds=time.times.split_seconds(is_complete=sample.is_complete) if time.times else (0, 0),
+        users_return=user is not None and session is None and time.times is None and returns(frame, user.name),
         bad_rows=", ".join(f"{count:,} of the sampled rows have no {what}" for what, count in bad.items() if count),
     )
 

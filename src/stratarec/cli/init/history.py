@@ -2,8 +2,8 @@
 
 The rule requires enough positive rows per user, and enough per value of the feature: if most values are seen only a few
 times, a model cannot learn what they predict. A history that passes the rule can still make the model worse. If the log
-is small enough for two short trainings, the history is kept only if it lowers the validation log loss by more than a
-standard error. `docs/log.md` has the measurements.
+is small enough for two short trainings, the history is kept only if it lowers the validation log loss by more than two
+standard errors. `docs/log.md` has the measurements.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _USER_ROWS, _VALUE_ROWS = 3.0, 10.0
 _MOST_ROWS = 200_000
 # Start of the names of directories in ``TMPDIR`` with the two trainings.
 _PREFIX = "stratarec-init-"
-# A short training has fewer ensemble members than a run, and ends at the first worse epoch. It uses the learning rates
+# A short training has fewer ensemble members than a run, and ends at the second worse epoch. It uses the learning rates
 # of the run. With one epoch at a rate that falls to 0, a history helped in the short training, but not in the run.
 _SHORT = {
-    "train.early_stopping.patience": 1, "model.members": 4, "model.trees": 0, "train.report": False,
+    "train.early_stopping.patience": 2, "model.members": 4, "model.trees": 0, "train.report": False,
     "train.curves": [], "train.refit": False,
 }  # fmt: skip
 
@@ -84,7 +84,7 @@ def validate_history(
     by_user = joined.group_by("user").agg(gain=(pl.col("loss_without") - pl.col("loss")).sum())["gain"].to_numpy()
     having_it, lacking_it = (joined[name].to_numpy().mean() for name in ("loss", "loss_without"))
     means = f"{having_it:.4f} with it, {lacking_it:.4f} without it"
-    is_better = bool(by_user.sum() > np.sqrt((by_user**2).sum()))
+    is_better = bool(by_user.sum() > 2 * np.sqrt((by_user**2).sum()))
     return choice._replace(drafted=is_better, reason=f"in two short trainings the validation log loss is {means}")
 
 

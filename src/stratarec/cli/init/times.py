@@ -89,24 +89,34 @@ class Times:
         """Last time of `span`, as text for `split.last`."""
         return str(np.datetime64(self.span.last // PER_SECOND[self.unit], "s")).replace("T", " ")
 
-    def split_seconds(self, *, is_complete: bool) -> int:
-        """Return the length in seconds of the test split by time and of the equally long validation split before it.
+    def split_seconds(self, *, is_complete: bool) -> tuple[int, int]:
+        """Return the lengths in seconds of the validation split by time and of the test split after it.
 
-        The length is 0 for a log that is too short. `is_complete` says that the column has all rows of the log; the
-        length is then chosen so that both splits get rows.
+        Both are 0 for a log that is too short. `is_complete` says that the column has all rows of the log; each split
+        then has about a tenth of the rows. Otherwise, each is a tenth of the time.
         """
         first, last = (time // PER_SECOND[self.unit] for time in (self.span.first, self.span.last))
-        times = self.seconds.drop_nulls().unique().to_numpy()
+        times = self.seconds.drop_nulls().sort().to_numpy()
         times = times[(times >= first) & (times <= last)]
         span = last - first
         # Without all rows, or rows in order, the last time of the log is not known.
         if span < _SHORTEST or (self.ends_early and not is_complete and self.rises < 1 - 2 * _ODD):
-            return 0
+            return 0, 0
         step = _DAY if span >= 10 * _DAY or ((times - last) % _DAY == 0).all() else _HOUR
-        length = max(span // 10 // step, 1) * step
-        while is_complete and 4 * length <= span and not ((times > last - 2 * length) & (times <= last - length)).any():
-            length += step
-        return length if 4 * length <= span else 0
+        most, tenth = span // 4 // step * step, max(span // 10 // step, 1) * step
+        if most < step or not is_complete:
+            return (tenth, tenth) if tenth <= most else (0, 0)
+        lengths, end = [], last
+        for _ in range(2):
+            # Rows are counted, because most rows of a log that grows, or shrinks, are in a small part of its time.
+            before = times[times <= end]
+            rows = len(times) // 10 + 1
+            length = min(max(round((end - before[-rows:][0]) / step), 1) * step, most) if len(before) else step
+            while length < most and not (before > end - length).any():
+                length += step
+            lengths.append(length)
+            end -= length
+        return (lengths[1], lengths[0]) if (times > end).sum() < len(times) else (0, 0)
 
 
 def as_times(column: pl.Series) -> Times | None:

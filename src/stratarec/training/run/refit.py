@@ -11,9 +11,11 @@ refit/
 Networks continue from the tested checkpoint for one pass. If that had seen the training samples more than once, the
 pass has all samples, with a tenth of the learning rates, because it repeats them once more than validation has judged;
 otherwise it has those of validation and test, which are then seen once, as the others were.
-Values that are frequent enough only in all splits together get rows, with initial weights (`Dataset.complete`). Boosted
-trees are fitted anew to all samples: as many as validation chose, times the growth of the number of samples. The
-weights of members and the calibration stay as they are.
+
+Values that are frequent enough only in all splits together get rows, with initial weights (`Dataset.complete`).
+Boosted trees are fitted anew to all samples: as many as validation chose, times the growth of the number of samples.
+The weights of an ensemble's members are chosen again by the samples of validation and test, as scored by the tested
+model. Where a calibration was fitted, both stay as they are.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import EarlyStoppingConfig, PlateauConfig
 from stratarec.training import checkpoint
 from stratarec.training.build import identity
+from stratarec.training.evaluate import ScoredSamples, score_split
 from stratarec.training.loop import Curves
 from stratarec.training.resolve import run_steps
 from stratarec.training.run.phase import Phase
 from stratarec.training.run.run_directory import REFIT, write_plan, write_recipe
+from stratarec.training.steps.members import best_members
 from stratarec.training.steps.state import TrainingState, rate_factor
 from stratarec.training.torch_setup import torch_settings
 
@@ -68,12 +72,15 @@ class Refit(Phase):
         Directory of the run.
     tested : Path
         Checkpoint from which this phase starts.
+    is_calibrated : bool
+        Whether a calibration was fitted to the scores of the tested model.
     """
 
     members = None  # each sample has been seen, so nothing can choose the best step of a member
 
-    def __init__(self, first: Phase, run: Path, tested: Path) -> None:
+    def __init__(self, first: Phase, run: Path, tested: Path, *, is_calibrated: bool) -> None:
         self._everything = first.dataset.joined(SPLITS)
+        self._first, self._is_calibrated = first.dataset, is_calibrated
         self._tested, self._content = tested, checkpoint.read_state(tested)
         self._growth = self._everything.samples("train") / first.dataset.samples("train")
         is_repeated = self._content["step"] > first.pipeline.epoch_steps
@@ -135,9 +142,26 @@ class Refit(Phase):
     def _begin(self, stack: ExitStack) -> None:
         """Load the tested model, start to fit its trees again, and write the recipe and the plan of the phase."""
         self.checkpoints.continue_from(self._tested, self._rows)
+        self._choose_weights()
         self.loop.set_rates()
         self.state.threads = self.threads.threads
         self.mesh.first(lambda: write_recipe(self.folder.parent, self.recipe))
         self.mesh.first(lambda: write_plan(self.folder.parent, self.recipe, self.plan))
         if (trees := self.model.network.trees) is not None and trees.counts.any():
             self.fit_trees(stack, self._everything, growth=self._growth)
+
+    def _choose_weights(self) -> None:
+        """Choose the weights of an ensemble's members by the samples of validation and test."""
+        members = best_members(self.model, self.config, self.mesh.ranks)
+        if members is None or self._is_calibrated:
+            return
+        # With the ids of the first phase: rows of values that are new in this one are not trained yet.
+        with members.separate():
+            samples = ScoredSamples.joined(
+                score_split(
+                    self.model, self._first, split, precision=self.config.precision, progress=self.progress
+                )
+                for split in SPLITS[1:]
+                if self._first.samples(split)
+            )  # fmt: skip
+        members.reweight(samples)

@@ -131,11 +131,7 @@ class BestMembers:
                 stored[chosen] = own[chosen]
         self._logits[:, is_better], self._losses[is_better] = samples.logit[:, is_better], losses[is_better]
         self._steps[: len(chosen)][chosen] = step
-        used, trees = np.ones(len(losses), np.bool_), self._score.trees
-        if trees is not None:
-            used[networks:] = trees.counts > 0
-        weights = np.zeros(len(losses), np.float32)
-        weights[used] = select_weights(self._logits[:, used], *_known(samples), trees=int(used[networks:].sum()))
+        weights = self._weights(samples._replace(logit=self._logits))
         self._stored[_WEIGHTS].copy_(torch.from_numpy(weights))
         table = [
             {"step": at, "log_loss": float(loss), "weight": float(weight)}
@@ -143,6 +139,26 @@ class BestMembers:
         ]
         mean = (self._logits * weights).sum(axis=1)
         return samples._replace(logit=mean), table
+
+    @torch.no_grad()
+    def reweight(self, samples: ScoredSamples) -> None:
+        """Choose new weights of the model's members by samples that were scored inside `separate`."""
+        self._score.out.weights.copy_(torch.from_numpy(self._weights(samples)))
+
+    def _weights(self, samples: ScoredSamples) -> NDArray[np.float32]:
+        """Return the weights of the members for samples with separate logits; 0 for members without trees."""
+        members, trees = samples.logit.shape[1], self._score.trees
+        used = np.ones(members, np.bool_)
+        if trees is not None:
+            used[self._score.members :] = trees.counts > 0
+        label, weight = _known(samples)
+        users = np.unique(samples.user[weight > 0]).size if len(samples.user) else np.count_nonzero(weight)
+        each = np.count_nonzero(weight) / max(users, 1)
+        weights = np.zeros(members, np.float32)
+        weights[used] = select_weights(
+            samples.logit[:, used], label, weight, trees=int(used[self._score.members :].sum()), each=each
+        )
+        return weights
 
     @property
     def stored(self) -> dict[str, Tensor]:
@@ -204,17 +220,17 @@ def _losses(samples: ScoredSamples) -> Doubles:
     return np.array([Samples(label, logit, weight=weight).log_loss for logit in samples.logit.T])
 
 
-# Strength of the preference for the mean, in samples. With few samples, weights stay close to it.
+# Strength of the preference for the mean, in users, or in samples without users. With few, weights stay close to it.
 _PRIOR = 3.0
 _MOST_STEPS = 100
 
 
 def select_weights(
-    logits: NDArray[np.float32], label: NDArray[np.float32], weight: Doubles, *, trees: int = 0
+    logits: NDArray[np.float32], label: NDArray[np.float32], weight: Doubles, *, trees: int = 0, each: float = 1.0
 ) -> NDArray[np.float32]:
     """Return the positive weights w ``[K]`` of members, with a sum of 1, that minimize the following sum:
 
-        (log loss of the weighted mean of logits, summed over samples) + 3 * (w log(w / m), summed over members)
+        (log loss of the weighted mean of logits, summed over samples) + 3 each * (w log(w / m), summed over members)
 
     m is 1 / K, or, if the last members are trees, half for all networks and half for all trees. The second term is the
     divergence of w from m. It decides between members with the same log loss. The minimum is computed by Newton's
@@ -230,6 +246,8 @@ def select_weights(
         ``[N]`` weights of samples.
     trees : int
         Number of the last members that are trees.
+    each : float
+        Average number of samples of a user. These are alike, so they count as one.
     """
     known = weight > 0
     columns, truth, scale = logits[known].astype(np.float64), label[known], weight[known]
@@ -239,17 +257,17 @@ def select_weights(
         mean[:networks], mean[networks:] = 0.5 / networks, 0.5 / trees
     if not len(truth) or truth.min() == truth.max():
         return mean.astype(np.float32)
-    scale = scale / scale.mean()
+    scale, prior = scale / scale.mean(), _PRIOR * each
 
     def value(at: Doubles) -> float:
         logit = columns @ at
-        return float(scale @ (np.logaddexp(0, logit) - truth * logit) + _PRIOR * at @ np.log(at / mean))
+        return float(scale @ (np.logaddexp(0, logit) - truth * logit) + prior * at @ np.log(at / mean))
 
     weights = mean
     for _ in range(_MOST_STEPS):
         rate = 1 / (1 + np.exp(-np.clip(columns @ weights, -80, 80)))
-        gradient = (scale * (rate - truth)) @ columns + _PRIOR * (np.log(weights / mean) + 1)
-        curvature = (columns.T * (scale * rate * (1 - rate))) @ columns + np.diag(_PRIOR / weights)
+        gradient = (scale * (rate - truth)) @ columns + prior * (np.log(weights / mean) + 1)
+        curvature = (columns.T * (scale * rate * (1 - rate))) @ columns + np.diag(prior / weights)
         along, ones = np.linalg.solve(curvature, np.stack([gradient, np.ones_like(gradient)], axis=1)).T
         step = ones * (along.sum() / ones.sum()) - along  # keeps the sum of weights
         slope = float(gradient @ step)

@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PATIENCE = 50
+# Draws of features and thresholds, one after the other, by which no leaf is split, after which none can be.
+_DRAWS = 20
 _SETTINGS: dict[str, Any] = {
     "objective": "binary", "min_data_in_leaf": 20, "verbosity": -1, "deterministic": True, "force_row_wise": True,
     "num_threads": 1,
@@ -116,13 +118,14 @@ def _grow(booster: Any, deadline: float, most: int, *, is_validated: bool) -> tu
     The work ends at `deadline`, a time of `time.monotonic`. Return the number of trees to keep (with the lowest
     validation loss), and whether the deadline ended the work.
     """
-    least, best, trees = np.inf, 0, 0
-    while trees < most and trees - best < _PATIENCE:
+    least, best, trees, failed = np.inf, 0, 0, 0
+    while trees < most and trees - best < _PATIENCE and failed < _DRAWS:
         if time.monotonic() > deadline:
             return best, True
-        if booster.update():  # no leaf can be split
-            break
-        trees += 1
+        if booster.update():  # no leaf can be split by the features and thresholds that were drawn
+            failed += 1
+            continue
+        trees, failed = booster.current_iteration(), 0
         loss = booster.eval_valid()[0][2] if is_validated else -trees
         if loss < least:
             least, best = loss, trees

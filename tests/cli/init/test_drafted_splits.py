@@ -1,0 +1,86 @@
+"""Test how drafts split a log, and which values get a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from stratarec.cli.init.draft import content_of
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
+from stratarec.data.splits import SplitConfig
+from stratarec.errors import ConfigError
+from stratarec.recipe import Recipe
+
+ROWS = 3000
+FIRST = 1_600_000_000
+DAY = 86_400
+
+
+def draft(folder: Path, columns: dict[str, Any]) -> dict[str, Any]:
+    """Write a log with random labels, and return the content of the draft for it."""
+    label = np.random.default_rng(1).integers(0, 2, len(next(iter(columns.values()))))
+    pl.DataFrame({**columns, "click": label}).write_csv(folder / "log.csv")
+    content = content_of((str(folder / "log.csv"),))
+    content["data"]["path"] = str(folder / "data")
+    return content
+
+
+def prepared(content: dict[str, Any]) -> Dataset:
+    return prepare(Recipe.from_dict(content).data)
+
+
+@pytest.mark.parametrize("power", [0.2, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("days", [2, 40, 3000])
+def test_validation_and_test_have_about_a_tenth_of_the_rows_of_a_log_that_grows_or_shrinks(
+    power: float, days: int, tmp_path: Path
+) -> None:
+    draws = np.random.default_rng(0)
+    times = FIRST + (days * DAY * draws.random(ROWS) ** power).astype(np.int64)
+    content = draft(tmp_path, {"time": times, "item": draws.integers(0, 9, ROWS)})
+    assert content["data"]["split"]["by"] == "time"
+    dataset = prepared(content)
+    shares = [dataset.samples(split) / ROWS for split in ("valid", "test")]
+    # Periods are whole hours or days, and together at most half of the time.
+    assert min(shares) > (0.02 if days == 2 or power == 2 else 0.08)
+    assert max(shares) < (0.25 if days == 2 or power == 0.2 else 0.13)
+
+
+def test_a_log_of_one_busy_last_day_keeps_rows_for_training(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    times = FIRST + np.where(np.arange(ROWS) < ROWS // 2, draws.integers(0, 300 * DAY, ROWS), 300 * DAY - 1)
+    dataset = prepared(draft(tmp_path, {"time": times, "item": draws.integers(0, 9, ROWS)}))
+    assert min(dataset.samples(split) for split in dataset.splits) > 0
+
+
+@pytest.mark.parametrize(("once", "least"), [(0.02, 1), (0.3, 2)])
+def test_values_that_occur_once_have_rows_unless_many_future_values_will_be_new(
+    once: float, least: int, tmp_path: Path
+) -> None:
+    place = np.arange(ROWS)
+    items = np.where(place < once * ROWS, 100_000 + place, place % 97)
+    content = draft(tmp_path, {"item_id": np.random.default_rng(0).permutation(items)})
+    assert content["data"]["vocabulary"] == {"min_count": least, "tail_buckets": 1}
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_users_without_times_are_features_if_they_return(is_sorted: bool, tmp_path: Path) -> None:
+    users = np.random.default_rng(0).integers(0, 100, ROWS)
+    content = draft(tmp_path, {"user_id": np.sort(users) if is_sorted else users, "item": np.arange(ROWS) % 7})
+    schema, split = content["data"]["source"]["schema"], content["data"]["split"]
+    assert schema["user"] == "user_id"
+    assert ("user_id" in [feature["name"] for feature in schema["sparse"]]) == (not is_sorted)
+    assert split == {"by": "fraction", "valid": 0.1, "test": 0.1} | ({} if is_sorted else {"whole_users": False})
+    dataset = prepared(content)
+    if not is_sorted:
+        assert sum(dataset.samples(name) for name in ("valid", "test")) == pytest.approx(0.2 * ROWS, rel=0.2)
+        assert dataset.table_rows()["user_id"] == 101  # so all users are in the training split
+
+
+def test_only_random_splits_can_divide_users() -> None:
+    with pytest.raises(ConfigError, match="whole_users is false, which only by: fraction uses, not by: time"):
+        SplitConfig(by="time", valid="1d", test="1d", whole_users=False)
