@@ -137,6 +137,21 @@ def test_auto_uses_the_simplest_map_that_is_better_by_more_than_chance() -> None
     assert len(fit(AUTO, bent.of(np.arange(5_000)))[0].knots) == 1
 
 
+def test_auto_is_not_deceived_by_users_whose_samples_are_alike() -> None:
+    """The scores are calibrated, but each user has some 200 samples and clicks more or less than others."""
+    found = {True: 0, False: 0}
+    for seed in range(20):
+        draws = np.random.default_rng(seed)
+        logit, user = draws.normal(-1.0, 0.5, 4000), draws.integers(0, 20, 4000)
+        own = logit + draws.normal(0, 1.5, 20)[user]
+        label = (draws.random(4000) < 1 / (1 + np.exp(-own))).astype(np.float32)
+        for named in found:
+            users = user if named else np.zeros(0, np.int64)
+            found[named] += bool(fit(AUTO[:2], ScoredSamples(label, logit.astype(np.float32), users, EMPTY)))
+    assert found[True] <= 8
+    assert found[False] >= 15
+
+
 def test_auto_makes_scores_without_information_as_good_as_a_constant() -> None:
     samples, other = overconfident(1_000), overconfident(50_000, seed=1)
     noise = np.random.default_rng(2).normal(0, 2, 51_000).astype(np.float32)

@@ -108,6 +108,14 @@ def test_useless_members_lose_their_weight_and_equal_members_share_it() -> None:
     assert select_weights(np.stack([logits[:, 0], noise], axis=1), label, np.ones(len(label)))[1] < 0.01
 
 
+def test_copies_of_samples_by_their_users_change_no_weight() -> None:
+    logits, label = draw_logits(50, 4)
+    once = select_weights(logits, label, np.ones(50))
+    many = select_weights(np.repeat(logits, 30, axis=0), np.repeat(label, 30), np.ones(1500), each=30.0)
+    np.testing.assert_allclose(many, once, atol=2e-3)
+    assert np.abs(select_weights(np.repeat(logits, 30, axis=0), np.repeat(label, 30), np.ones(1500)) - once).max() > 0.1
+
+
 @pytest.mark.parametrize("members", [1, 4])
 @pytest.mark.parametrize("label", [0.0, 1.0])
 def test_one_class_keeps_weights_equal(label: float, members: int) -> None:

@@ -29,10 +29,12 @@ from stratarec.training import checkpoint
 from stratarec.training.build import new_model
 from stratarec.training.continual.chain import revert
 from stratarec.training.continual.continual_run import continue_run
+from stratarec.training.evaluate import ScoredSamples, score_split
 from stratarec.training.resolve import check_refit, resolve
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
 from stratarec.training.run.run_directory import read_recipe, read_result, write_result
+from stratarec.training.steps.members import select_weights
 from stratarec.training.steps.step import Stages, loader_config
 from stratarec.training.torch_setup import build_optimizer
 from stratarec.training.trainer import Trainer
@@ -246,12 +248,21 @@ def test_an_ensemble_is_refitted_with_more_trees_and_has_the_same_scores_everywh
             trees = trained.model.network.trees
             assert trees is not None
             counts.append(trees.counts)
-            weights = trained.model.network.score.out.weights.numpy()
+            score = trained.model.network.score
+            weights = score.out.weights.numpy().copy()
             assert weights[4:].sum() > 0
+            if tested:
+                score.separate = True
+                options: dict[str, Any] = {"precision": "float32", "progress": SilentProgress()}
+                splits = [score_split(trained.model, dataset, split, **options) for split in SPLITS[1:]]
+                both = ScoredSamples.joined(splits)
+                expected = select_weights(both.logit, both.label, np.ones(len(both.label)), trees=5)
+    result = read_result(run)
+    assert result is not None
+    assert not result.calibration
+    np.testing.assert_allclose(weights, expected, atol=2e-3)
     growth = len(frame) / dataset.samples("train")
-    # Fewer if no leaf can be split any more.
-    assert (counts[0] < counts[1]).all()
-    assert (counts[1] <= np.rint(growth * counts[0])).all()
+    np.testing.assert_array_equal(counts[1], np.rint(growth * counts[0]))
     agreeing_scores(run, tmp_path / "log.parquet", tmp_path, rtol=1e-6)
     # A period continues the refitted model, and its removal restores it.
     log(tmp_path / "later.parquet", 300, seed=6)
