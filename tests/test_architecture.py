@@ -49,7 +49,7 @@ BUDGETS = {
     "distributed": 1_939,
     "serving": 1_254,
     "reporting": 1_827,
-    "models": 2_330,
+    "models": 2_345,
     "hot": 472,
     "data": 7_684,
     "embedding": 4_919,

@@ -145,6 +145,24 @@ def test_standard_errors_match_the_bootstrap() -> None:
     assert [metrics["auc_error"], metrics["entropy_error"]] == pytest.approx(errors, rel=0.12)
 
 
+def test_standard_errors_with_users_match_the_bootstrap_of_users() -> None:
+    draws, size = np.random.default_rng(0), 15
+    user, taste = np.repeat(np.arange(100), size), np.repeat(draws.normal(0, 1.5, 100), size)
+    logit = draws.normal(size=1500) + taste / 2
+    label = (draws.random(1500) < 1 / (1 + np.exp(-logit - taste))).astype(np.float64)
+    weight = draws.integers(0, 3, 1500).astype(np.float64)
+    metrics, values = evaluate_logits(label, logit, 7 - 2 * user, weight), []
+    for _ in range(400):
+        rows = (draws.integers(0, 100, 100)[:, None] * size + np.arange(size)).ravel()
+        drawn = evaluate_logits(label[rows], logit[rows], weight=weight[rows])
+        values.append([drawn["auc"], drawn["normalized_entropy"]])
+    errors = np.array([metrics["auc_error"], metrics["entropy_error"]])
+    assert errors == pytest.approx(np.std(values, axis=0), rel=0.15)
+    alone = evaluate_logits(label, logit, weight=weight)
+    assert (errors > 1.05 * np.array([alone["auc_error"], alone["entropy_error"]])).all()
+    assert math.isnan(evaluate_logits(label, logit, np.zeros(1500, np.int64), weight)["auc_error"])
+
+
 @pytest.mark.parametrize("label", [[], [1.0, 1.0], [0.0]])
 def test_undefined_metrics_are_nan(label: list[float]) -> None:
     metrics = evaluate_logits(np.array(label), np.zeros(len(label)))

@@ -191,8 +191,15 @@ def estimates(figures: Figures, seed: int = 0) -> dict[str, Estimate]:
     return estimated
 
 
-def mean_and_error(values: Doubles, weight: Doubles) -> tuple[float, float]:
-    """Return the weighted mean of independent values and its standard error, which is NaN for a single value."""
+def mean_and_error(values: Doubles, weight: Doubles, user: NDArray[np.int64] | None = None) -> tuple[float, float]:
+    """Return the weighted mean of values and its standard error, which is NaN for a single independent value.
+
+    `user` has the number of the user of each value, from 0. Values of different users are independent; those of a user
+    may be alike. Without it, all values are independent.
+    """
+    if user is not None:
+        sums, mass = (np.bincount(user, column).astype(np.float64) for column in (weight * values, weight))
+        return mean_and_error(sums[mass > 0] / mass[mass > 0], mass[mass > 0])
     used = int((weight > 0).sum())
     if not used:
         return math.nan, math.nan
@@ -347,6 +354,11 @@ class Samples:
         self.total = float(self.scale.sum()) or float("nan")
 
     @cached_property
+    def user(self) -> NDArray[np.int64] | None:
+        """``[N]`` number of each sample's user, from 0; None without users."""
+        return None if self.group is None else np.unique(self.group, return_inverse=True)[1]
+
+    @cached_property
     def rate(self) -> float:
         """Share of positives."""
         return float((self.scale * self.truth).sum()) / self.total
@@ -383,10 +395,16 @@ class Samples:
         """Return the standard error of an AUC, given the `placements` of its samples.
 
         For the standard error of the difference of two AUCs, pass the difference of their placements. The placements of
-        the two classes are independent, so their variances add up (DeLong et al. 1988).
+        the two classes are independent, so their variances add up (DeLong et al. 1988). With users, the parts of each
+        user in both classes are added first (Obuchowski 1997).
         """
-        classes = (self.truth > 0, self.truth <= 0)
-        return math.hypot(*(mean_and_error(placements[chosen], self.scale[chosen])[1] for chosen in classes))
+        parts = np.zeros(len(placements))
+        for chosen in (self.truth > 0, self.truth <= 0):
+            share = self.scale[chosen] / (self.scale[chosen].sum() or math.nan)
+            parts[chosen] = share * (placements[chosen] - share @ placements[chosen])
+        user = np.arange(len(parts)) if self.user is None else self.user
+        used, sums = np.unique(user[self.scale > 0]).size, np.bincount(user, parts)
+        return math.sqrt(float(sums @ sums) * used / (used - 1)) if used > 1 else math.nan
 
     @cached_property
     def ranked(self) -> RankedGroups | None:
@@ -509,7 +527,7 @@ def entropy_error(samples: Samples) -> float:
     if not 0 < rate < 1:
         return float("nan")
     constant: Doubles = np.where(samples.truth > 0, -np.log(rate), -np.log1p(-rate))
-    error = mean_and_error(samples.losses - constant, samples.scale)[1]
+    error = mean_and_error(samples.losses - constant, samples.scale, samples.user)[1]
     return error / float(np.average(constant, weights=samples.scale))
 
 

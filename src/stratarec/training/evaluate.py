@@ -375,8 +375,7 @@ def _fit(
         least = losses(best)
         for kind in usable[1:]:
             other = losses(kind)
-            mass, gains = np.bincount(user, scale), np.bincount(user, scale * (least - other))
-            gain, error = mean_and_error(gains / mass, np.asarray(mass, np.float64))
+            gain, error = mean_and_error(least - other, scale, user)
             best, least = (kind, other) if gain > error else (best, least)
     return mapped(best, slice(None))
 

@@ -188,9 +188,9 @@ class _Difference(NamedTuple):
 
 def _differences(scored: ScoredSamples, logit: NDArray[np.float32]) -> list[_Difference]:
     """Return the differences of AUC and log loss between a model and a method; no AUC if there is only one class."""
-    weight = scored.weight if len(scored.weight) else None
-    mine, other = (Samples(scored.label, score, weight=weight) for score in (scored.logit, logit))
-    gain, error = mean_and_error(mine.losses - other.losses, mine.scale)
+    weight, user = scored.weight if len(scored.weight) else None, scored.user if len(scored.user) else None
+    mine, other = (Samples(scored.label, score, user, weight) for score in (scored.logit, logit))
+    gain, error = mean_and_error(mine.losses - other.losses, mine.scale, mine.user)
     figures = [
         ("AUC", mine.auc - other.auc, mine.auc_error(mine.placements - other.placements), 1, _MIN_GAIN),
         ("log loss", gain, error, -1, _MIN_GAIN * other.log_loss),
