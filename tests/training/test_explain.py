@@ -152,6 +152,8 @@ def test_importance_matches_naive_permutations(trained: TrainedModel) -> None:
     result = importance(probe, columns, repeats=2, seed=4, progress=SilentProgress())
     batch = probe.batch
     assert batch.weight is not None
+    assert batch.user is not None
+    user = batch.user.numpy()
     base = permuted_logits(trained, batch, Column(name=""), np.arange(batch.size))
     for place, column in enumerate(columns):
         orders = [np.random.default_rng([4, place, repeat]).permutation(batch.size) for repeat in range(2)]
@@ -177,11 +179,13 @@ def test_importance_matches_naive_permutations(trained: TrainedModel) -> None:
                 np.mean([loss(each) for each in permuted]) - loss(base), abs=1e-6
             )
             before, *after = (components(label, each[known, number], weight) for each in (base, *permuted))
-            variance = 0.0
+            parts: dict[int, float] = dict.fromkeys(user[known].tolist(), 0.0)
             for side in range(2):
                 scale = weight[before[2 + side]] / weight[before[2 + side]].sum()
                 away = before[side] - np.mean([each[side] for each in after], axis=0)
-                variance += float((scale**2 * (away - (scale * away).sum()) ** 2).sum())
+                for key, part in zip(user[known][before[2 + side]], scale * (away - (scale * away).sum()), strict=True):
+                    parts[int(key)] += float(part)
+            variance = sum(part**2 for part in parts.values()) * len(parts) / (len(parts) - 1)
             assert one.auc_drop.margin == pytest.approx(1.959964 * math.sqrt(variance), abs=1e-6)
 
 

@@ -3,8 +3,8 @@ values of one feature are permuted among the samples.
 
 For each sample, the loss is averaged over the repeats, and so is the sample's part of the AUC, which is the share of
 samples of the other class that are ranked correctly relative to this sample. The change of a metric is the mean of the
-differences per sample. Its 95 % interval covers the choice of samples and permutations; for the AUC it is computed as
-in DeLong et al. (1988). Features with the same information share their importance.
+differences per sample. Its 95 % interval covers the choice of samples, or of users, and permutations; for the AUC it is
+computed as in DeLong et al. (1988). Features with the same information share their importance.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.models.metrics import Samples
+from stratarec.models.metrics import Z95, Samples, mean_and_error
 from stratarec.progress import Progress
 from stratarec.training.explain.probe import Column, Probe
 
 Doubles = NDArray[np.float64]
-_QUANTILE = 1.959964
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,22 +29,6 @@ class Change:
 
     value: float
     margin: float
-
-    @classmethod
-    def of(cls, parts: Sequence[tuple[Doubles, Doubles]]) -> Change:
-        """Return a change from pairs of values and weights.
-
-        All parts must have the same weighted mean. The variance of the change is the sum of the parts' variances.
-        """
-        if not parts or any(weight.sum() <= 0 for _, weight in parts):
-            return cls(value=math.nan, margin=math.nan)
-        means = [float(np.average(values, weights=weight)) for values, weight in parts]
-        shares = [weight / weight.sum() for _, weight in parts]
-        variance = sum(
-            float((share**2 * (values - mean) ** 2).sum())
-            for share, mean, (values, _) in zip(shares, means, parts, strict=True)
-        )
-        return cls(value=means[0], margin=_QUANTILE * math.sqrt(variance))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,18 +51,31 @@ class LabelImportance:
 
 
 class _Truth:
-    """Labels and weights of the samples in which one label is known."""
+    """Labels, weights and users of the samples in which one label is known."""
 
-    def __init__(self, label: NDArray[np.float32], weight: NDArray[np.float32] | None) -> None:
+    def __init__(
+        self, label: NDArray[np.float32], weight: NDArray[np.float32] | None, user: NDArray[np.int64] | None
+    ) -> None:
         is_known = ~np.isnan(label) & (True if weight is None else weight > 0)
         self.rows = np.flatnonzero(is_known)
         self.label = (label[self.rows] > 0).astype(np.float64)
         self.weight = np.ones(len(self.rows)) if weight is None else weight[self.rows].astype(np.float64)
+        self.user = None if user is None else user[self.rows]
 
-    def split(self, values: Doubles) -> list[tuple[Doubles, Doubles]]:
-        """Return the values and weights of the samples of each class; an empty list if there is only one class."""
-        parts = [(values[self.label == item], self.weight[self.label == item]) for item in (True, False)]
-        return parts if all(len(part) for part, _ in parts) else []
+    def scored(self, logit: NDArray[np.float32]) -> Samples:
+        """Return the samples, scored by ``[N]`` logits of all samples."""
+        return Samples(self.label, logit[self.rows], self.user, self.weight)
+
+    def auc(self, samples: Samples, placements: Doubles) -> Change:
+        """Return an AUC, or a difference, from the parts of the samples."""
+        positive = self.label > 0
+        value = mean_and_error(placements[positive], self.weight[positive])[0]
+        return Change(value=value, margin=Z95 * samples.auc_error(placements))
+
+    def log_loss(self, samples: Samples, losses: Doubles) -> Change:
+        """Return a log loss, or a difference, from the losses of the samples."""
+        value, error = mean_and_error(losses, self.weight, samples.user)
+        return Change(value=value, margin=Z95 * error)
 
 
 def importance(
@@ -98,28 +94,28 @@ def importance(
     batch, names = probe.batch, probe.dataset.schema.label_columns
     labels = batch.label.cpu().numpy().reshape(batch.size, -1).T
     weight = None if batch.weight is None else batch.weight.cpu().numpy()
-    truths = [_Truth(label, weight) for label in labels]
-    before = _figures(truths, probe.scores())
+    user = None if batch.user is None else batch.user.cpu().numpy()
+    truths = [_Truth(label, weight, user) for label in labels]
+    before = _scored(truths, probe.scores())
     importances: list[list[Importance]] = [[] for _ in names]
     progress.start("permute", len(columns) * repeats, "times")
     try:
         for place, column in enumerate(columns):
-            totals = [(np.zeros_like(losses), np.zeros_like(sides)) for losses, sides in before]
+            totals = [(np.zeros(len(truth.rows)), np.zeros(len(truth.rows))) for truth in truths]
             for repeat in range(repeats):
                 check()
                 order = np.random.default_rng([seed, place, repeat]).permutation(batch.size)
-                for total, after in zip(
-                    totals, _figures(truths, probe.scores(probe.permuted(column, order))), strict=True
-                ):
-                    for sums, values in zip(total, after, strict=True):
-                        sums += values / repeats
+                after = _scored(truths, probe.scores(probe.permuted(column, order)))
+                for (losses, placements), samples in zip(totals, after, strict=True):
+                    losses += samples.losses / repeats
+                    placements += samples.placements / repeats
                 progress.advance(1)
-            for truth, entries, (losses, sides), (more, fewer) in zip(truths, importances, before, totals, strict=True):
+            for truth, entries, samples, (more, fewer) in zip(truths, importances, before, totals, strict=True):
                 entries.append(
                     Importance(
                         feature=column.name,
-                        auc_drop=Change.of(truth.split(sides - fewer)),
-                        log_loss_rise=Change.of([(more - losses, truth.weight)]),
+                        auc_drop=truth.auc(samples, samples.placements - fewer),
+                        log_loss_rise=truth.log_loss(samples, more - samples.losses),
                     )
                 )
     finally:
@@ -127,11 +123,11 @@ def importance(
     return {
         name: LabelImportance(
             samples=len(truth.rows),
-            auc=Change.of(truth.split(sides)).value,
-            log_loss=Change.of([(losses, truth.weight)]).value,
+            auc=samples.auc,
+            log_loss=samples.log_loss,
             columns=tuple(sorted(entries, key=_worth)),
         )
-        for name, truth, (losses, sides), entries in zip(names, truths, before, importances, strict=True)
+        for name, truth, samples, entries in zip(names, truths, before, importances, strict=True)
     }
 
 
@@ -140,8 +136,5 @@ def _worth(item: Importance) -> tuple[float, str]:
     return -value, item.feature
 
 
-def _figures(truths: Sequence[_Truth], logits: NDArray[np.float32]) -> list[tuple[Doubles, Doubles]]:
-    """Return, for each label, the losses of the samples and their parts of the AUC."""
-    columns = zip(truths, logits.T, strict=True)
-    samples = (Samples(truth.label, logit[truth.rows], weight=truth.weight) for truth, logit in columns)
-    return [(of_label.losses, of_label.placements) for of_label in samples]
+def _scored(truths: Sequence[_Truth], logits: NDArray[np.float32]) -> list[Samples]:
+    return [truth.scored(logit) for truth, logit in zip(truths, logits.T, strict=True)]
