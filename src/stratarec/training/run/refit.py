@@ -28,6 +28,7 @@ from typing import Any
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.splits import SPLITS
 from stratarec.io.atomic import file_hash, remove_tree
+from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import EarlyStoppingConfig, PlateauConfig
 from stratarec.training import checkpoint
@@ -159,7 +160,7 @@ class Refit(Phase):
         with members.separate():
             samples = ScoredSamples.joined(
                 score_split(
-                    self.model, self._first, split, precision=self.config.precision, progress=self.progress
+                    self.model, self._first, split, precision=self.config.precision, progress=SilentProgress()
                 )
                 for split in SPLITS[1:]
                 if self._first.samples(split)
