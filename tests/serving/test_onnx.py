@@ -26,8 +26,8 @@ from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 from stratarec.models import Network, build_network
 from stratarec.models.base import build_tables
+from stratarec.models.build import initialize
 from stratarec.models.calibration import Calibration, LogitMap
-from stratarec.models.layers import initialize
 from stratarec.recipe import Recipe
 from stratarec.serving import onnx_graph, onnx_network
 from stratarec.serving.onnx_graph import Unsupported, to_onnx

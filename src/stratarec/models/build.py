@@ -1,13 +1,14 @@
-"""Build a model from its settings."""
+"""Build a model from its settings, with its initial weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import nn
 
 from stratarec.data.schema import Schema
 from stratarec.embedding.collection import EmbeddingCollection, TieredEmbeddingBagCollection
@@ -15,8 +16,9 @@ from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import TierConfig
 from stratarec.models.base import CTRModel, Network, Score, build_tables
+from stratarec.models.config import Initialization
 from stratarec.models.heads import last_biases
-from stratarec.models.layers import dropouts, initialize, seed_dropout
+from stratarec.models.layers import dropouts, seed_dropout
 from stratarec.models.registry import ModelConfig, score_of, tower_of
 from stratarec.models.towers import TowerNetwork
 
@@ -88,3 +90,30 @@ def build_network(config: ModelConfig, schema: Schema, pooled_keys: tuple[str, .
     network.set_labels(schema.label_columns, config)
     network.set_weighted(schema, config)
     return network
+
+
+@runtime_checkable
+class Drawn(Protocol):
+    """Module that sets its initial weights itself."""
+
+    def draw(self, generator: torch.Generator) -> None: ...
+
+
+def initialize(module: nn.Module, seed: int, kind: Initialization = "dlrm") -> None:
+    """Set the weights of all linear and `Drawn` layers. They depend on `seed` and the order of the layers only.
+
+    Weights are normal with variance 2 / (in + out) (Glorot and Bengio 2010). Biases are normal with variance 1 / out,
+    as in DLRM's reference implementation (``dlrm``), or 0 (``xavier``).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear):
+                rows, columns = layer.weight.shape
+                layer.weight.normal_(0, math.sqrt(2 / (rows + columns)), generator=generator)
+                if layer.bias is not None and kind == "xavier":
+                    layer.bias.zero_()
+                elif layer.bias is not None:
+                    layer.bias.normal_(0, math.sqrt(1 / rows), generator=generator)
+            elif isinstance(layer, Drawn):
+                layer.draw(generator)

@@ -1,13 +1,11 @@
-"""Layers that models share, their initial weights, dropout and batch normalization.
+"""Layers that models share, dropout and batch normalization.
 
 Shapes: B samples, H width of a layer.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,34 +14,6 @@ from torch.nn import functional
 
 from stratarec.kernels.linear import pad_weight, run_linear
 from stratarec.kernels.runtime.accelerator import on_device
-from stratarec.models.config import Initialization
-
-
-@runtime_checkable
-class Drawn(Protocol):
-    """Module that sets its initial weights itself."""
-
-    def draw(self, generator: torch.Generator) -> None: ...
-
-
-def initialize(module: nn.Module, seed: int, kind: Initialization = "dlrm") -> None:
-    """Set the weights of all linear and `Drawn` layers. They depend on `seed` and the order of the layers only.
-
-    Weights are normal with variance 2 / (in + out) (Glorot and Bengio 2010). Biases are normal with variance 1 / out,
-    as in DLRM's reference implementation (``dlrm``), or 0 (``xavier``).
-    """
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for layer in module.modules():
-            if isinstance(layer, nn.Linear):
-                rows, columns = layer.weight.shape
-                layer.weight.normal_(0, math.sqrt(2 / (rows + columns)), generator=generator)
-                if layer.bias is not None and kind == "xavier":
-                    layer.bias.zero_()
-                elif layer.bias is not None:
-                    layer.bias.normal_(0, math.sqrt(1 / rows), generator=generator)
-            elif isinstance(layer, Drawn):
-                layer.draw(generator)
 
 
 class MLP(nn.Sequential):
