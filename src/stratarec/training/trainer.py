@@ -304,7 +304,8 @@ class Trainer(Phase):
             for line in filter(None, (*self._resolved.remarks, *more, describe(self.model, self.members))):
                 self.progress.say(line)
             self.state.threads = self.threads.threads
-        with self._writers() as writers, self.stop.handled(), self.threads, tracing(self), self.guarded():
+        traced = tracing(self, self.run)
+        with self._writers() as writers, self.stop.handled(), self.threads, traced, self.guarded():
             if not finished:
                 curves = Curves(
                     writers=writers, model=self.model, optimizer=self.optimizer, every=self.config.log_every,

@@ -12,14 +12,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from stratarec.io.atomic import write_text
 from stratarec.progress import listen
+from stratarec.training.run.phase import Phase
 from stratarec.training.run.run_directory import TRACE
-
-if TYPE_CHECKING:
-    from stratarec.training.trainer import Trainer
 
 
 class Span(NamedTuple):
@@ -64,10 +63,10 @@ def _named(what: str, name: str, thread: int) -> dict[str, Any]:
 
 
 @contextmanager
-def tracing(trainer: Trainer) -> Iterator[None]:
-    """Trace the steps that the recipe names, on the first rank only, and write the trace when the context ends."""
-    steps = trainer.config.traced_steps
-    if not steps or not trainer.mesh.is_first:
+def tracing(phase: Phase, run: Path) -> Iterator[None]:
+    """Trace the steps that the recipe names, on the first rank only. Write the trace to `run` when the context ends."""
+    steps = phase.config.traced_steps
+    if not steps or not phase.mesh.is_first:
         yield
         return
     tracer, ended = Tracer(), 0
@@ -88,15 +87,15 @@ def tracing(trainer: Trainer) -> Iterator[None]:
         if step == steps[-1]:
             listen(None)
 
-    trainer.loop.hooks.append(trace_step)
+    phase.loop.hooks.append(trace_step)
     try:
         yield
     finally:
         listen(None)
-        trainer.loop.hooks.remove(trace_step)
+        phase.loop.hooks.remove(trace_step)
         if tracer.spans:
-            path = trainer.run / TRACE
-            write_text(path, json.dumps(tracer.content(f"rank {trainer.mesh.rank}")))
-            trainer.progress.say(f"trace {path}: open it at ui.perfetto.dev")
+            path = run / TRACE
+            write_text(path, json.dumps(tracer.content(f"rank {phase.mesh.rank}")))
+            phase.progress.say(f"trace {path}: open it at ui.perfetto.dev")
         else:
-            trainer.progress.say(f"no trace: none of the steps {trainer.config.trace} was trained")
+            phase.progress.say(f"no trace: none of the steps {phase.config.trace} was trained")
