@@ -37,6 +37,7 @@ from stratarec.hot.calibrator import calibrate
 from stratarec.hot.hot_loader import HotLoader, classify
 from stratarec.hot.selection import parts_of
 from stratarec.recipe import Recipe, with_values
+from stratarec.training.steps.graph_step import build_stages
 from stratarec.training.steps.step import Stages
 from stratarec.training.trainer import Trainer
 
@@ -114,7 +115,7 @@ class OrderedTrainer(Trainer):
             return plain
         assert isinstance(self.loader, HotLoader)
         schedule: Any = OneKindFirst(self.loader, self._order == "hot_first")
-        return Stages(self.model, self.optimizer, self.config, schedule)
+        return build_stages(self.model, self.optimizer, self.config, schedule)
 
 
 def globo(folder: Path, quick: bool) -> Recipe:

@@ -42,6 +42,7 @@ from stratarec.training.evaluate import score_split
 from stratarec.training.forecast import device_rates
 from stratarec.training.run.open_run import open_run
 from stratarec.training.run.run_directory import read_result
+from stratarec.training.steps.graph_step import build_stages
 from stratarec.training.steps.loss import Objective
 from stratarec.training.steps.step import Stages
 from stratarec.training.torch_setup import build_optimizer, record, torch_settings
@@ -123,7 +124,7 @@ def stages_of(case: dict[str, Any], device: str, rows_on: str = "cpu") -> Stages
     model.place(open_device(device))
     model.train()
     nothing: Any = None
-    return Stages(model, build_optimizer(train.dense, model.network), train, nothing)
+    return build_stages(model, build_optimizer(train.dense, model.network), train, nothing)
 
 
 def batch_of(case: dict[str, Any], step: int) -> Batch:

@@ -108,7 +108,7 @@ def stages_of(case: dict[str, Any], kind: str) -> Stages:
         model = build_model(config, schema, rows, seed=3, optimizer=optimizer, tiers=tiers)
     model.train()
     train, nothing = TrainConfig(**case["train"]), None
-    return Stages(model, build_optimizer(train.dense, model.network), train, nothing)  # type: ignore[arg-type]
+    return graph_step.build_stages(model, build_optimizer(train.dense, model.network), train, nothing)  # type: ignore[arg-type]
 
 
 def batch_of(case: dict[str, Any], step: int, size: int = SIZE) -> Batch:
@@ -149,7 +149,7 @@ def compare(names: tuple[str, ...], steps: int = 4) -> None:
             case = CASES[name]
             kinds = "plain", "device"
             pair = [stages_of(case, kind) for kind in kinds]
-            assert pair[1]._graph_step is not None
+            assert isinstance(pair[1], graph_step.DeviceStages)
             # Another size in between, as at the end of an epoch.
             sizes = [SIZE, SIZE, 7, *[SIZE] * steps][:steps]
             losses: list[list[float]] = [[], []]
@@ -206,9 +206,8 @@ def repeated(names: tuple[str, ...]) -> None:
             graph_step._Graph = graph  # type: ignore[misc,assignment]
             with torch_settings(seed=1, threads=1):
                 stages = stages_of(case, "device")
-                step = stages._graph_step
-                assert step is not None
-                step._captures = graph is not None
+                assert isinstance(stages, graph_step.DeviceStages)
+                stages._graph_step._captures = graph is not None
                 losses = [
                     # Batches with histories are of one form only if they are equal.
                     stages.train(number, batch_of(case, number % 2 if "model" in case else number, sizes[number]))
@@ -267,16 +266,15 @@ def bad_input(root: str) -> None:
                 stages.train(step, batch)
             sides.append(state_of(stages, "device"))
         same = all(map(torch.equal, *sides))
-        step_of = stages._graph_step
-        assert step_of is not None
-        step_of._ring.give_back = mock.Mock(side_effect=KeyboardInterrupt)  # type: ignore[method-assign]
+        assert isinstance(stages, graph_step.DeviceStages)
+        stages._graph_step._ring.give_back = mock.Mock(side_effect=KeyboardInterrupt)  # type: ignore[method-assign]
         refused(stages, 4, batch_of(case, 4))
         refused(stages, 5, batch_of(case, 5))
         losses, graph_step._MOST_GRAPHS, Repeated.count = [], 1, 0
         for graph in (None, Repeated):
             graph_step._Graph = graph  # type: ignore[misc,assignment]
             stages = stages_of(CASES["adam"], "device")
-            assert stages._graph_step is not None
+            assert isinstance(stages, graph_step.DeviceStages)
             stages._graph_step._captures = graph is not None
             results = [stages.train(step, batch_of(CASES["adam"], step, 12 - step // 2)) for step in range(6)]
             losses.append([result.loss for result in results])
@@ -386,8 +384,8 @@ def captured(name: str, faults: tuple[str, ...]) -> None:
     for fault in faults:
         with torch_settings(seed=1, threads=1), _patched(FAULTS[fault]):
             stages = stages_of(case, "device")
+            assert isinstance(stages, graph_step.DeviceStages)
             step = stages._graph_step
-            assert step is not None
             stages.train(0, batch_of(case, 0))
             kept, logs = None, []
             # The second batch is the next one of the first one's form.

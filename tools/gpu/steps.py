@@ -35,7 +35,7 @@ from stratarec.kernels.runtime.accelerator import CPU, open_device
 from stratarec.models import DLRMConfig, build_model
 from stratarec.models.config import HistoryConfig
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.training.steps.step import Stages
+from stratarec.training.steps.graph_step import DeviceStages, build_stages
 from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 SEED, POOL = 1, ThreadPoolExecutor(16)
@@ -162,7 +162,7 @@ class Side:
         self.model.place(open_device("cuda") if GPU and network == "gpu" else CPU)
         self.model.train()
         train = TrainConfig(precision=precision)
-        self.stages = Stages(self.model, build_optimizer(train.dense, self.model.network), train, None)
+        self.stages = build_stages(self.model, build_optimizer(train.dense, self.model.network), train, None)
         self.exact = precision == "float32" and all(tier.codec.kind == "fp32" for tier in tiers.tables.values())
         self.step = 0
         self._fill_caches(tiers.tables, size=32 if SMALL else 16_384)
@@ -274,9 +274,9 @@ def graph() -> None:
     """Compare steps as one CUDA graph with the same operations, queued one by one; rows are in GPU memory."""
     for width, size in ((16, 8),) if SMALL else ((16, 1024), (64, 4096)):
         sides = {"one_by_one": Side(width, "gpu"), "graph": Side(width, "gpu")}
-        step = sides["one_by_one"].stages._graph_step
-        assert step is not None
-        step._captures = False
+        stages = sides["one_by_one"].stages
+        assert isinstance(stages, DeviceStages)
+        stages._graph_step._captures = False
         data = data_for(size, 1, size)
         compare("gpu_graph", f"d{width}_b{size}", {name: Entry(side, *data) for name, side in sides.items()})
         close(sides)

@@ -23,6 +23,7 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.distributed.wire import WIRES
 from stratarec.embedding import Handle
+from stratarec.errors import ConfigError
 from stratarec.models.base import CTRModel, Network
 from stratarec.models.layers import statistics
 from stratarec.models.request import Request
@@ -89,6 +90,10 @@ class RankStages(Stages):
     def __init__(self, mesh: Mesh, model: CTRModel, *stages: Any, reduction: GradientReducer) -> None:
         exchange = model if isinstance(model, DisaggregatedModel) else None
         super().__init__(model, *stages, exchange=exchange, reduction=reduction)
+        if model.on_device:
+            raise ConfigError(
+                "tables are shared among ranks, so the network must be on the CPU: set train.device to cpu"
+            )
         self.mesh, self.waits = mesh, WaitTimer(mesh)
         self._statistics = statistics(self.model.network)
 

@@ -22,8 +22,9 @@ from stratarec.training import checkpoint
 from stratarec.training.build import identity, new_plan, temporary_model
 from stratarec.training.raw_logs import of_file, typed_schema
 from stratarec.training.resolve import run_steps
+from stratarec.training.steps.graph_step import build_stages
 from stratarec.training.steps.state import TrainingState
-from stratarec.training.steps.step import Losses, Pipeline, Stages, loader_config
+from stratarec.training.steps.step import Losses, Pipeline, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner, share_of
 from stratarec.training.torch_setup import build_optimizer, largest_fitting_batch, torch_settings
 
@@ -85,7 +86,7 @@ def train_period(
             loader = Loader(dataset, "train", loader_config(train))
             fitting = partial(largest_fitting_batch, model, dataset, loader.config, train.precision)
             stack.enter_context(device_errors(device, train.batch_size, fitting))
-            stages = Stages(model, optimizer, train, loader)
+            stages = build_stages(model, optimizer, train, loader)
             checkpoint.continue_from(before.checkpoint, model, optimizer, stages.average, before.rows)
             stages.earlier = before.steps
             if before.rate_factor != 1:

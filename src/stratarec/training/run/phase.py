@@ -29,6 +29,7 @@ from stratarec.training.build import hot_loader, new_model
 from stratarec.training.checkpoint import CheckpointManager
 from stratarec.training.distributed import GradientReducer, RankStages
 from stratarec.training.loop import Cadence, Loop, StopSignal, Validation
+from stratarec.training.steps.graph_step import build_stages
 from stratarec.training.steps.members import BestMembers, best_members
 from stratarec.training.steps.state import TrainingState
 from stratarec.training.steps.step import Pipeline, Stages, loader_config
@@ -103,7 +104,7 @@ class Phase:
     def stages(self) -> Stages:
         parts = (self.model, self.optimizer, self.config, self.loader)
         reducer = self._reducer
-        return Stages(*parts) if reducer is None else RankStages(self.mesh, *parts, reduction=reducer)
+        return build_stages(*parts) if reducer is None else RankStages(self.mesh, *parts, reduction=reducer)
 
     @cached_property
     def pipeline(self) -> Pipeline:

@@ -23,27 +23,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from stratarec.batch.batch import Batch
+from stratarec.data.loading.loader import Loader
 from stratarec.embedding import Handle
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.lookup_engine import Prepared
 from stratarec.embedding.rings import Place, Ring, sequence_room
-from stratarec.errors import ConfigError
 from stratarec.kernels.row_index import RowIndex
 from stratarec.kernels.runtime.accelerator import driver_of
-from stratarec.models.base import autocast
+from stratarec.models.base import CTRModel, autocast
 from stratarec.models.layers import Dropout
 from stratarec.models.request import Request
 from stratarec.progress import timed
+from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.loss import Targets
-
-if TYPE_CHECKING:
-    from stratarec.training.steps.step import Stages
+from stratarec.training.steps.step import Stages, StepResult
 
 # Layers that draw random numbers on the host, or that change a state at each call, warm-up included.
 _CHANGING = (Dropout, nn.modules.batchnorm._BatchNorm)
@@ -154,38 +153,6 @@ class _Layout(NamedTuple):
         ]
 
 
-class StepResult:
-    """Loss and global sample count of one training step.
-
-    Parameters
-    ----------
-    loss : float or callable
-        A function returns the loss of a step that is queued on a device; it waits for the step.
-    samples : int
-    """
-
-    def __init__(self, loss: float | Callable[[], float], samples: int) -> None:
-        self._loss, self.samples = loss, samples
-
-    @property
-    def is_known(self) -> bool:
-        """Whether `loss` does not wait."""
-        return not callable(self._loss)
-
-    @property
-    def loss(self) -> float:
-        """Loss of the step.
-
-        Raises
-        ------
-        TrainingError
-            If it is not finite. Neither this step nor a later one has changed anything.
-        """
-        if callable(self._loss):
-            self._loss = self._loss()
-        return self._loss
-
-
 class Outcome(NamedTuple):
     """Loss of a batch, and the gradients of its looked-up rows unless these are updated already."""
 
@@ -210,10 +177,7 @@ class GraphStep:
         self._stages, self._model, self._optimizer = stages, stages.model, stages.optimizer
         self._network, self._config = stages.model.network, stages.config
         engine = stages.model.embeddings.engine
-        if not isinstance(engine, Engine):
-            raise ConfigError(
-                "tables are shared among ranks, so the network must be on the CPU: set train.device to cpu"
-            )
+        assert isinstance(engine, Engine)
         self._engine: Engine = engine
         self._clips_rows = self._config.clip_rows
         self._refuses = type(self._optimizer).__name__ in _REFUSING
@@ -430,6 +394,33 @@ class GraphStep:
             else:
                 engine.update(prepared, pooled, rows, None)
         return value
+
+
+class DeviceStages(Stages):
+    """`Stages` of a model whose network or rows are on a device, in one process. Parameters are those of `Stages`."""
+
+    def __init__(
+        self, model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, schedule: Loader
+    ) -> None:  # fmt: skip
+        super().__init__(model, optimizer, config, schedule)
+        self._graph_step = GraphStep(self)
+
+    @property
+    def refusal(self) -> str:
+        return self._graph_step.refusal
+
+    def train(
+        self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
+    ) -> StepResult:
+        """Train one batch by `GraphStep.train`."""
+        return self._graph_step.train(step, batch, request, prepared)
+
+
+def build_stages(
+    model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, schedule: Loader
+) -> Stages:  # fmt: skip
+    """Return the stages of a step in one process. Parameters are those of `Stages`."""
+    return (DeviceStages if model.on_device else Stages)(model, optimizer, config, schedule)
 
 
 class _Graph:

@@ -9,9 +9,10 @@
     backward   gradients; rows of tables are updated                  training
     update     gradients of the network are reduced and applied       training
 
-The first four stages run ahead of the last three, up to a barrier (`Cadence`). If the network is on a device, the last
-three are one function (`graph_step`). `Stages` has a method for each stage. For several processes, an `Exchange` and a
-`Reduction` are passed in (for one process both are `SingleProcess`), and a subclass overrides the methods that differ.
+The first four stages run ahead of the last three, up to a barrier (`Cadence`). `Stages` has a method for each stage. If
+the network is on a device, the last three are one function: `build_stages` returns a subclass (`graph_step`). For
+several processes, an `Exchange` and a `Reduction` are passed in (for one process both are `SingleProcess`), and a
+subclass overrides the methods that differ.
 """
 
 from __future__ import annotations
@@ -38,12 +39,42 @@ from stratarec.models.layers import dropouts, seed_dropout
 from stratarec.models.request import Request
 from stratarec.progress import timed, traced
 from stratarec.recipe.train_section import AverageConfig, TrainConfig
-from stratarec.training.steps.graph_step import GraphStep
-from stratarec.training.steps.graph_step import StepResult as StepResult
 from stratarec.training.steps.loss import Objective
 from stratarec.training.steps.state import TrainingState
 
 Item = tuple[Batch, Request]
+
+
+class StepResult:
+    """Loss and global sample count of one training step.
+
+    Parameters
+    ----------
+    loss : float or callable
+        A function returns the loss of a step that is queued on a device; it waits for the step.
+    samples : int
+    """
+
+    def __init__(self, loss: float | Callable[[], float], samples: int) -> None:
+        self._loss, self.samples = loss, samples
+
+    @property
+    def is_known(self) -> bool:
+        """Whether `loss` does not wait."""
+        return not callable(self._loss)
+
+    @property
+    def loss(self) -> float:
+        """Loss of the step.
+
+        Raises
+        ------
+        TrainingError
+            If it is not finite. Neither this step nor a later one has changed anything.
+        """
+        if callable(self._loss):
+            self._loss = self._loss()
+        return self._loss
 
 
 class Losses:
@@ -147,12 +178,11 @@ class Stages:
         self.earlier = 0
         """Number of steps before this run or period. Random numbers and averages count them; schedules do not."""
         self._holding = _holding(model) if config.clip_rows else None
-        self._graph_step = GraphStep(self) if model.on_device else None
 
     @property
     def refusal(self) -> str:
         """Why steps on a device run without a graph, although they could have one; otherwise empty."""
-        return "" if self._graph_step is None else self._graph_step.refusal
+        return ""
 
     @property
     def epoch_steps(self) -> int:
@@ -270,7 +300,7 @@ class Stages:
     def train(
         self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
     ) -> StepResult:
-        """Train one batch: run `forward`, `backward` and `update`, or on a device `GraphStep.train`.
+        """Train one batch: run `forward`, `backward` and `update`.
 
         Raises
         ------
@@ -278,8 +308,6 @@ class Stages:
             If the loss is not finite. Nothing is changed then. A device reports the loss of a step later, when
             `StepResult.loss` is read.
         """
-        if self._graph_step is not None:
-            return self._graph_step.train(step, batch, request, prepared)
         self.draw(step)
         with timed(self.seconds, "forward"):
             loss = self.forward(batch, request, prepared)
