@@ -22,7 +22,8 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection, slots
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import CodecConfig
-from stratarec.embedding.slots import CpuSlots, Level0
+from stratarec.embedding.slots import Level0
+from stratarec.embedding.slots.cpu import CpuSlots
 from stratarec.embedding.tables.base import group_layout
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.kernels.bags import BagBatch

@@ -18,7 +18,8 @@ import slot_memories  # noqa: E402
 import torch  # noqa: E402
 from slot_memories import DEVICE_WORK  # noqa: E402
 
-from stratarec.embedding import device_slots, packed_batch, rings, slots  # noqa: E402
+from stratarec.embedding import packed_batch, rings, slots  # noqa: E402
+from stratarec.embedding.slots import device  # noqa: E402
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
@@ -27,9 +28,9 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
     lazy_device.current().put(lambda: kernel[(programs,)](*given, **constants))
 
 
-for _module in (packed_batch, device_slots):
+for _module in (packed_batch, device):
     _module.launch = launch  # type: ignore[assignment]
-slots.MEMORIES["lazy"] = device_slots.DeviceSlots
+slots.MEMORIES["lazy"] = device.DeviceSlots
 
 
 def _nothing(*given: Any) -> None:

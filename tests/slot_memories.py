@@ -30,10 +30,11 @@ import torch
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConfig, TieredEmbeddingBagCollection, slots
 from stratarec.embedding.config import CodecConfig
-from stratarec.embedding.slots import CpuSlots, SlotMemory
+from stratarec.embedding.slots.cpu import CpuSlots
+from stratarec.embedding.slots.memory import SlotMemory
 from stratarec.embedding.tiers import TableTier, TierConfig
 
-METHODS = tuple(name for name, each in vars(SlotMemory).items() if callable(each) and not name.startswith("_"))
+METHODS = tuple(name for name, each in vars(CpuSlots).items() if callable(each) and not name.startswith("_"))
 WITHOUT_SLOTS = ("like", "stage", "list_rows", "empty", "square_norms")
 """Methods that neither read nor write slots."""
 IN_ORDER = ("pool", "gather", "apply_missed_steps", "weight_gradient")
@@ -142,7 +143,7 @@ def device(*given: Any) -> SlotMemory:
     """Return slots of a GPU, whose kernels run in Triton's interpreter."""
     import triton_interpreter  # noqa: F401  # Triton is imported by the next line
 
-    from stratarec.embedding.device_slots import DeviceSlots
+    from stratarec.embedding.slots.device import DeviceSlots
 
     return DeviceSlots(*given)
 

@@ -26,13 +26,14 @@ if not GPU:
 
 
 from stratarec.embedding import slots as _slots  # noqa: E402
-from stratarec.embedding.device_slots import DeviceSlots  # noqa: E402
+from stratarec.embedding.slots.cpu import CpuSlots  # noqa: E402
+from stratarec.embedding.slots.device import DeviceSlots  # noqa: E402
 
 
 def use_device_slots(on_device: bool = True) -> None:
     """Without a GPU: build new tables with the slots of a GPU on the CPU, or with plain ones."""
     if not GPU:
-        _slots.MEMORIES["cpu"] = DeviceSlots if on_device else _slots.CpuSlots
+        _slots.MEMORIES["cpu"] = DeviceSlots if on_device else CpuSlots
 
 
 def out_of_time(name: str) -> bool:

@@ -19,8 +19,8 @@ import triton  # isort: skip
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import CodecConfig
-from stratarec.embedding.device_slots import Tile
 from stratarec.embedding.slots import Level0
+from stratarec.embedding.slots.device import Tile
 from stratarec.embedding.tables.base import group_layout
 from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.runtime.accelerator import open_device

@@ -17,7 +17,9 @@ import torch
 
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
-from stratarec.embedding.slots import CpuSlots, Level0, StagedBatch
+from stratarec.embedding.slots import Level0
+from stratarec.embedding.slots.cpu import CpuSlots
+from stratarec.embedding.slots.memory import StagedBatch
 from stratarec.embedding.tables.base import group_layout
 from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.runtime.cores import cores

@@ -31,7 +31,8 @@ from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import CodecConfig, EmbeddingBagConfig, check_tables
 from stratarec.embedding.lookup_engine import Health, LookupEngine, Prepared
 from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
-from stratarec.embedding.slots import Level0, StagedBatch
+from stratarec.embedding.slots import Level0
+from stratarec.embedding.slots.memory import StagedBatch
 from stratarec.embedding.stores.arrays import DramRecords, MappedRecords
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.device import DeviceRecords

@@ -19,7 +19,8 @@ from torch import Tensor
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
-from stratarec.embedding.slots import Level0, StagedBatch
+from stratarec.embedding.slots import Level0
+from stratarec.embedding.slots.memory import StagedBatch
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import StrataError, TrainingError
 from stratarec.kernels.runtime.accelerator import Transfers, open_device

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.embedding.rings import Place, Ring, room_for, sequence_room
-from stratarec.embedding.slots import StagedBatch, require_unchanged
+from stratarec.embedding.slots.memory import StagedBatch, require_unchanged
 from stratarec.kernels.bags import BagBatch, GroupLayout, list_slots
 from stratarec.kernels.runtime.accelerator import Transfers
 from stratarec.kernels.update import gpu

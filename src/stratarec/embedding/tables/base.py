@@ -20,7 +20,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import StepClock
-from stratarec.embedding.slots import SlotMemory, StagedBatch
+from stratarec.embedding.slots.memory import SlotMemory, StagedBatch
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.update import Gradients, RowUpdate

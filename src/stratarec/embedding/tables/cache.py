@@ -32,7 +32,8 @@ from torch import Tensor
 
 from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.slots import Records, SlotMemory
+from stratarec.embedding.slots.cpu import CpuSlots
+from stratarec.embedding.slots.memory import Records, SlotMemory
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.device import DeviceRecords
 from stratarec.embedding.stores.row_files import DeltaChain, read_rows, verify_file
@@ -394,6 +395,7 @@ class AddressableHome(Mover):
     def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
         layout, workspace, bits = self._directory.layout, self._directory.workspace, self.store.bits
         assert bits is not None
+        assert isinstance(self.memory, CpuSlots)
         refused = self.memory.swap(layout, staging, workspace, self.codec, (self._array, *bits), write)
         if refused is not None:
             raise self._unfit(*refused)

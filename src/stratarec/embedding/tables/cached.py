@@ -22,7 +22,8 @@ from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.lookup_engine import Health
 from stratarec.embedding.optimizers import StepClock
-from stratarec.embedding.slots import Level0, SlotMemory, StagedBatch
+from stratarec.embedding.slots import Level0
+from stratarec.embedding.slots.memory import SlotMemory, StagedBatch
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.tables.base import BatchStamp, TableGroup
 from stratarec.embedding.tables.cache import Directory, SlotRecords, mover_of

@@ -13,7 +13,8 @@ from torch import Tensor
 from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import CodecConfig, EmbeddingBagConfig
 from stratarec.embedding.optimizers import StepClock
-from stratarec.embedding.slots import Level0, StagedBatch
+from stratarec.embedding.slots import Level0
+from stratarec.embedding.slots.memory import StagedBatch
 from stratarec.embedding.stores.arrays import allocate_bits, clear_bits, row_chunks, set_rows
 from stratarec.embedding.stores.row_files import DeltaChain
 from stratarec.embedding.tables.base import BatchStamp, TableGroup, TableNumbers

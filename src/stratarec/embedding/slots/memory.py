@@ -1,14 +1,7 @@
-"""Level 0: slots of float32 rows that are trained in place, behind one interface for every device.
-
-All code that reads or writes trained rows goes through `SlotMemory`. Caches, stores, checkpoints and the `nn.Module`
-use slot numbers, host rows (`FloatRows`) and records (bytes), never the arrays. For a table that is completely in level
-0 a slot is a row; under a cache, rows are fetched into a slot and evicted from it. `Level0` allocates slots on a
-device.
-"""
+"""The interface of slots, which is the same for every device, and the parts that slots on a device share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,23 +15,13 @@ from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.rings import DeviceOrder, Ring, StepOrder
 from stratarec.errors import ConfigError, TrainingError
-from stratarec.kernels import cache, pooling, swap, update
+from stratarec.kernels import cache
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import fill_uniform
-from stratarec.kernels.runtime.accelerator import (
-    CPU,
-    HOST,
-    DeviceTransfers,
-    Transfers,
-    driver_of,
-    require_triton,
-    transfers_of,
-)
+from stratarec.kernels.runtime.accelerator import HOST, DeviceTransfers, Transfers, driver_of, transfers_of
 from stratarec.kernels.update import Gradients, Missed, RowUpdate, Scratchpad
 
 Records = NDArray[np.uint8]
-Home = tuple[Records, NDArray[np.uint8], NDArray[np.uint8]]
-"""Records in addressable memory ``[R, record_bytes]``, a bitmap of written rows, and a bitmap of changed rows."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +52,7 @@ class SlotMemory(Protocol):
     slots: int
     width: int
     addresses_host: bool
-    """Whether `swap` can access the home's records in place. If false, records are copied through staging buffers."""
+    """Whether `CpuSlots.swap` can access a home's records in place. If false, records pass through staging buffers."""
     queued: bool
     """Whether `queue_update` can be called."""
     transfers: Transfers
@@ -162,28 +145,17 @@ class SlotMemory(Protocol):
     def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
         """Write initial values to the slots of `moves` where `absent` is true: these rows have no record at home."""
 
-    def swap(
-        self, layout: cache.CacheLayout, staging: cache.Staging, workspace: cache.StageWorkspace, codec: RecordCodec,
-        home: Home, write: int,
-    ) -> tuple[int, int] | None:  # fmt: skip
-        """Write back evicted rows and read the rows that replace them.
 
-        Returns table and row of an evicted row that its codec cannot represent, or None.
-        """
-
-
-class Level0:
-    """Allocates the slots of a collection in the memory of one device.
+class SlotDevice:
+    """The device on which rows are trained, with the buffers, copies and orders that all slots on it share.
 
     Parameters
     ----------
     device : torch.device
-        Device on which rows are trained. If it is a GPU, the network must be on the same GPU.
+        If it is a GPU, the network must be on the same GPU.
     """
 
-    def __init__(self, device: torch.device = CPU) -> None:
-        if device.type not in MEMORIES:
-            raise ConfigError(f"rows cannot be trained in the memory of {device}, expected {' or '.join(MEMORIES)}")
+    def __init__(self, device: torch.device) -> None:
         self.device, self.scratch = device, Scratchpad()
         self._transfers = transfers_of(device)
         # Not shared with the network: a wait for the network's copies would also wait for copies of rows.
@@ -213,10 +185,6 @@ class Level0:
         """Whether rows are in the memory of a device such as a GPU."""
         return self.device.type != "cpu"
 
-    def slots(self, slots: int, width: int, optimizer: RowOptimizerConfig) -> SlotMemory:
-        """Return zeroed slots with the state of `optimizer`."""
-        return MEMORIES[self.device.type](self, slots, width, optimizer)
-
     def empty(self, *shape: int) -> Tensor:
         """Return a tensor like `SlotMemory.empty`. It belongs to no group: tables of all widths fill one tensor."""
         return torch.empty(shape, device=self.device) if self.on_device else self.transfers.empty(*shape)
@@ -228,125 +196,6 @@ class Level0:
     def from_network(self, gradient: Tensor) -> Tensor:
         """Return a gradient on the device of the rows, valid once ``transfers.wait`` has returned."""
         return gradient.detach() if self.on_device else self.transfers.down(gradient)
-
-
-class CpuSlots(SlotMemory):
-    """`SlotMemory` in DRAM: a step has run when `update` returns, so no method waits for a step.
-
-    Parameters
-    ----------
-    slots, width : int
-        S and D.
-    optimizer : RowOptimizerConfig
-        Defines the optimizer state and its names.
-    """
-
-    addresses_host, queued = True, False
-    transfers = HOST
-
-    def __init__(self, level0: Level0, slots: int, width: int, optimizer: RowOptimizerConfig) -> None:
-        self._level0, self._optimizer = level0, optimizer
-        self._rows = self._allocate(slots, width)
-        self._slots = update.Slots(*self._rows.parts)
-        self._workspace = update.UpdateWorkspace(level0.scratch)
-        self.slots, self.width = slots, width
-
-    def _allocate(self, slots: int, width: int) -> FloatRows:
-        return FloatRows.allocate(slots, width, **self._optimizer.state_shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self._rows.nbytes
-
-    def like(self, slots: int) -> SlotMemory:
-        return self._level0.slots(slots, self.width, self._optimizer)
-
-    def stage(self, layout: GroupLayout, bags: BagBatch) -> StagedBatch:
-        return StagedBatch(layout, bags)
-
-    def list_rows(self, staged: StagedBatch, stride: int) -> None:
-        """Do nothing: `update` groups the lookups."""
-
-    def empty(self, *shape: int) -> Tensor:
-        return self._level0.empty(*shape)
-
-    def pool(self, staged: StagedBatch, out: Tensor) -> None:
-        require_unchanged(pooling.pool(self._rows.weights, staged.layout, staged.bags, out))
-
-    def gather(self, staged: StagedBatch, feature: int) -> Tensor:
-        first, last = staged.bags.span(feature)
-        # Not zeroed: every row is written.
-        out = self.empty(last - first, self.width)
-        require_unchanged(pooling.gather(self._rows.weights, staged.layout, staged.bags, feature, out))
-        return out
-
-    def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
-        update.update(self._slots, staged.layout, staged.bags, gradients, rule, self._workspace, missed)
-
-    def queue_update(
-        self, staged: StagedBatch, gradients: Gradients, numbers: Tensor, constants: tuple[float, ...], ok: Tensor
-    ) -> None:
-        raise AssertionError("the host runs steps at once: `queued` is false")
-
-    def square_norms(self, staged: StagedBatch, gradients: Gradients) -> NDArray[np.float64]:
-        return update.square_norms(staged.layout, staged.bags, gradients, self._workspace)
-
-    def apply_missed_steps(self, staged: StagedBatch, missed: Missed) -> None:
-        update.apply_missed_steps(self._slots, staged.layout, staged.bags, missed, self._workspace)
-
-    def weight_gradient(self, staged: StagedBatch, pooled: Tensor, out: Tensor) -> None:
-        pooling.weight_gradient(self._rows.weights, staged.layout, staged.bags, pooled, out)
-
-    def apply_missed_steps_to_range(self, first: int, last: int, missed: Missed) -> None:
-        update.apply_missed_steps_to_range(self._slots, self.width, first, last, missed)
-
-    def read(self, slots: Indices) -> FloatRows:
-        rows = self._allocate(len(slots), self.width)
-        rows.copy(np.arange(len(slots), dtype=np.int64), self._rows, slots)
-        return rows
-
-    def write(self, slots: Indices, rows: FloatRows, places: Indices) -> None:
-        self._rows.copy(slots, rows, places)
-
-    def copy_from(self, slots: Indices, source: SlotMemory, source_slots: Indices) -> None:
-        assert isinstance(source, CpuSlots)
-        self._rows.copy(slots, source._rows, source_slots)
-
-    def views(self, first: int, last: int) -> dict[str, Tensor]:
-        return named_views(self._optimizer, tuple(map(torch.from_numpy, self._rows.parts)), self.width, first, last)
-
-    def fill(self, first: int, last: int, key: int, table: EmbeddingBagConfig) -> None:
-        part, bound = table.numbering, table.bound
-        weights = self._rows.weights[first * self.width : last * self.width].reshape(-1, self.width)
-        fill_uniform(weights, key=key, first_row=part.first, stride=part.stride, low=-bound, high=bound)
-
-    def trained(self, first: int, last: int, key: int, table: EmbeddingBagConfig, row: int) -> Indices:
-        rows = [array.reshape(self.slots, -1)[first:last] for array in self._rows.parts if len(array)]
-        return differing_rows(rows, key, table, row)
-
-    def clear_state(self) -> None:
-        for part in self._rows.parts[1:]:
-            part[:] = 0
-
-    def encode(
-        self, codec: RecordCodec, slots: Indices, records: Records | Tensor, places: Indices,
-        keys: NDArray[np.uint64], write: int,
-    ) -> int:  # fmt: skip
-        assert not isinstance(records, Tensor)
-        return codec.encode(self._rows, slots, records, places, keys, write)
-
-    def decode(self, codec: RecordCodec, records: Records | Tensor, places: Indices, slots: Indices) -> None:
-        assert not isinstance(records, Tensor)
-        codec.decode(records, places, self._rows, slots)
-
-    def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
-        cache.initialize(layout, moves, absent, self._slots, self.width)
-
-    def swap(
-        self, layout: cache.CacheLayout, staging: cache.Staging, workspace: cache.StageWorkspace, codec: RecordCodec,
-        home: Home, write: int,
-    ) -> tuple[int, int] | None:  # fmt: skip
-        return swap.swap(layout, staging, workspace, codec.layout, self._slots, home, write)
 
 
 def named_views(
@@ -389,18 +238,3 @@ def require_unchanged(place: int) -> None:
     # Ids were checked when the batch was prepared. Kernels skip an invalid id and report it at no cost.
     if place >= 0:
         raise TrainingError(f"the batch's id number {place} was changed after the batch was prepared: leave ids alone")
-
-
-def _device_slots(level0: Level0, slots: int, width: int, optimizer: RowOptimizerConfig) -> SlotMemory:
-    require_triton(level0.device)
-    # Imported late: Triton is an optional dependency.
-    from stratarec.embedding.device_slots import DeviceSlots
-
-    return DeviceSlots(level0, slots, width, optimizer)
-
-
-MEMORIES: dict[str, Callable[[Level0, int, int, RowOptimizerConfig], SlotMemory]] = {
-    "cpu": CpuSlots,
-    "cuda": _device_slots,
-}
-"""Device type -> constructor of its slots."""

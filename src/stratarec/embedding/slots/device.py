@@ -19,7 +19,7 @@ from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.packed_batch import DeviceBatch, FeatureLists, launch
-from stratarec.embedding.slots import Home, Level0, Records, SlotMemory, StagedBatch, differing_rows, named_views
+from stratarec.embedding.slots.memory import Records, SlotDevice, SlotMemory, StagedBatch, differing_rows, named_views
 from stratarec.errors import ConfigError
 from stratarec.kernels import cache
 from stratarec.kernels.bags import BagBatch, GroupLayout
@@ -77,7 +77,7 @@ class DeviceSlots(SlotMemory):
 
     addresses_host, queued = False, True
 
-    def __init__(self, level0: Level0, slots: int, width: int, optimizer: RowOptimizerConfig) -> None:
+    def __init__(self, level0: SlotDevice, slots: int, width: int, optimizer: RowOptimizerConfig) -> None:
         if slots >= 1 << 31:
             raise ConfigError(f"tables of width {width} have {slots:,} slots, expected fewer than 2^31 on a GPU")
         self._level0, self._optimizer, self.slots, self.width = level0, optimizer, slots, width
@@ -124,7 +124,7 @@ class DeviceSlots(SlotMemory):
         return sum(part.nbytes for part in self._parts)
 
     def like(self, slots: int) -> SlotMemory:
-        return self._level0.slots(slots, self.width, self._optimizer)
+        return type(self)(self._level0, slots, self.width, self._optimizer)
 
     # A batch
 
@@ -378,12 +378,6 @@ class DeviceSlots(SlotMemory):
                     self._up(bounds), len(slots), D=self.width, ROW_STATE=bool(self._kept["row_state"]),
                     FULL=self._kept["full_state"], CLOCKED=bool(self._kept["clock"]),
                 )  # fmt: skip
-
-    def swap(
-        self, layout: cache.CacheLayout, staging: cache.Staging, workspace: cache.StageWorkspace, codec: RecordCodec,
-        home: Home, write: int,
-    ) -> tuple[int, int] | None:  # fmt: skip
-        raise AssertionError("homes are not addressed by a device: `addresses_host` is false")
 
 
 def _is_whole(places: Indices, records: Records) -> bool:
