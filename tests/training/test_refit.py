@@ -273,6 +273,25 @@ def test_an_ensemble_is_refitted_with_more_trees_and_has_the_same_scores_everywh
     main(["evaluate", str(run), str(tmp_path / "log.parquet")])
 
 
+@pytest.mark.parametrize("trees", [0, 40])
+def test_an_averaged_ensemble_is_refitted_with_weights_by_its_average(trees: int, tmp_path: Path) -> None:
+    log(tmp_path / "log.parquet")
+    content = make_recipe(tmp_path, refit=True, epochs=2, average={"decay": 0.99}).to_dict()
+    recipe = Recipe.from_dict(with_values(content, {"model.trees": trees}))
+    dataset = prepare(recipe.data)
+    run = train(recipe).run
+    with open_run(run, tested=True) as trained:
+        trained.model.network.score.separate = True
+        options: dict[str, Any] = {"precision": "float32", "progress": SilentProgress()}
+        splits = [score_split(trained.model, dataset, split, **options) for split in SPLITS[1:]]
+    both = ScoredSamples.joined(splits)
+    used = both.logit.std(axis=0) > 0
+    expected = select_weights(both.logit[:, used], both.label, np.ones(len(both.label)), trees=5 if trees else 0)
+    with open_run(run) as trained:
+        np.testing.assert_allclose(trained.model.network.score.out.weights.numpy()[used], expected, atol=2e-3)
+    agreeing_scores(run, tmp_path / "log.parquet", tmp_path, rtol=1e-6)
+
+
 def test_an_estimator_is_refitted_unless_validation_samples_are_passed(tmp_path: Path) -> None:
     frame = log(tmp_path / "log.parquet", 400)
     recipe = with_values(make_recipe(tmp_path, refit=True, epochs=1).to_dict(), {"model.trees": 0})

@@ -221,7 +221,7 @@ def hashed_share(schema: Schema, split: SplitConfig, rows: int) -> int:
     Copies have the same user and session, but may have other times. If the split keeps users or sessions together,
     copies are in one split.
     """
-    together = split.by == "fraction" and split.whole_users and bool(schema.user or schema.session)
+    together = split.by == "fraction" and not split.of and bool(schema.user or schema.session)
     features = bool(schema.dense or schema.sparse)
     return -(-rows // _MOST_ROWS) if features and not together else 0
 

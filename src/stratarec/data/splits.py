@@ -1,7 +1,8 @@
 """Splits of samples: by time, by fraction or by file.
 
-A split by fraction keeps all samples of a user, or else of a session, in one split: otherwise a model would be tested
-on users on which it was trained. A split by time is refused if its durations leave no training samples.
+A split by fraction keeps all samples of a user, or else of a session, in one split, so that a model is tested on users
+on whom it was not trained; with ``of: rows`` it is tested on known users. A split by time is refused if its durations
+leave no training samples.
 
 Negatives of the training split can be left out, chosen by the hash of their row. Outside training, the network then
 adds the logarithm of the kept share to its logits. In an export, the last bias includes this logarithm.
@@ -37,10 +38,10 @@ class SplitConfig:
 
     by: Literal["time", "fraction", "file"] = "fraction"
     """``time``: the last periods of the log are for validation and test. ``fraction``: random users if the schema has
-    users, else random sessions or samples. ``file``: by input file."""
-    whole_users: bool = True
-    """With ``fraction``: whether all samples of a user, or session, are in the same split. If false, samples are drawn
-    one by one, so that users of the test split were seen in training, too."""
+    users, else random sessions or samples (see `of`). ``file``: by input file."""
+    of: Literal["", "rows"] = ""
+    """``rows``: with ``fraction``, rows are drawn one by one, so that users of the test split were seen in training.
+    By default all rows of a user, or else of a session, are in the same split."""
     valid: float | str | tuple[str, ...] = 0.1
     """Validation split: a duration such as 1d for ``time``, a share for ``fraction``, name patterns for ``file``."""
     test: float | str | tuple[str, ...] = 0.1
@@ -70,8 +71,8 @@ class SplitConfig:
                 f"data.split.last is {self.last!r}, expected a time such as 2023-11-14 22:13:20, and data.split.by"
             )
             raise ConfigError(f"{problem} time")
-        if not self.whole_users and self.by != "fraction":
-            raise ConfigError(f"data.split.whole_users is false, which only by: fraction uses, not by: {self.by}")
+        if self.of and self.by != "fraction":
+            raise ConfigError(f"data.split.of is {self.of}, which only by: fraction uses, not by: {self.by}")
         check_ranges(self, "data.split.", negatives="(0, 1]")
         check_seed(self.seed, "data.split.seed")
 
@@ -140,7 +141,7 @@ class Splitter:
             last_valid = last_time - self._duration("test")
             last_train = last_valid - self._duration("valid")
             return ((times > last_train).astype(np.int8) + (times > last_valid)).astype(np.int8)
-        key = (schema.user or schema.session or ROW) if config.whole_users else ROW
+        key = ROW if config.of == "rows" else schema.user or schema.session or ROW
         place = self._place(frame[key], config.seed)
         test, valid = float(config.test), float(config.valid)  # type: ignore[arg-type]
         return np.where(place < test, 2, np.where(place < test + valid, 1, 0)).astype(np.int8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,29 @@ def test_validation_and_test_have_about_a_tenth_of_the_rows_of_a_log_that_grows_
     # Periods are whole hours or days, and together at most half of the time.
     assert min(shares) > (0.02 if days == 2 or power == 2 else 0.08)
     assert max(shares) < (0.25 if days == 2 or power == 0.2 else 0.13)
+    assert dataset.samples("train") >= ROWS / 2
 
 
-def test_a_log_of_one_busy_last_day_keeps_rows_for_training(tmp_path: Path) -> None:
+END = 300 * DAY
+SHAPES: dict[str, Callable[[np.random.Generator], Any]] = {
+    "two days": lambda draws: draws.integers(0, 2, ROWS) * 100 * DAY + draws.integers(0, DAY, ROWS),
+    "three dates": lambda draws: np.array([0, 93, 304])[draws.integers(0, 3, ROWS)] * DAY,
+    "busy last second": lambda draws: np.where(draws.random(ROWS) < 0.5, draws.integers(0, END, ROWS), END),
+    "busy last hour": lambda draws: END - np.where(draws.random(ROWS) < 0.9, 1, 8000) * draws.integers(0, 3000, ROWS),
+    "busy last day": lambda draws: END - np.where(draws.random(ROWS) < 0.9, 1, 290) * draws.integers(0, DAY, ROWS),
+    "doubles each day": lambda draws: (14 - np.minimum(draws.exponential(1 / np.log(2), ROWS), 14)) * DAY,
+    "halves each day": lambda draws: np.minimum(draws.exponential(1 / np.log(2), ROWS), 14) * DAY,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_all_splits_have_rows_and_training_has_at_least_half(shape: str, tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
-    times = FIRST + np.where(np.arange(ROWS) < ROWS // 2, draws.integers(0, 300 * DAY, ROWS), 300 * DAY - 1)
+    times = FIRST + np.asarray(SHAPES[shape](draws)).astype(np.int64)
     dataset = prepared(draft(tmp_path, {"time": times, "item": draws.integers(0, 9, ROWS)}))
-    assert min(dataset.samples(split) for split in dataset.splits) > 0
+    counts = {split: dataset.samples(split) for split in dataset.splits}
+    assert min(counts.values()) > 0
+    assert counts["train"] >= ROWS / 2
 
 
 @pytest.mark.parametrize(("once", "least"), [(0.02, 1), (0.3, 2)])
@@ -74,7 +91,7 @@ def test_users_without_times_are_features_if_they_return(is_sorted: bool, tmp_pa
     schema, split = content["data"]["source"]["schema"], content["data"]["split"]
     assert schema["user"] == "user_id"
     assert ("user_id" in [feature["name"] for feature in schema["sparse"]]) == (not is_sorted)
-    assert split == {"by": "fraction", "valid": 0.1, "test": 0.1} | ({} if is_sorted else {"whole_users": False})
+    assert split == {"by": "fraction", "valid": 0.1, "test": 0.1} | ({} if is_sorted else {"of": "rows"})
     dataset = prepared(content)
     if not is_sorted:
         assert sum(dataset.samples(name) for name in ("valid", "test")) == pytest.approx(0.2 * ROWS, rel=0.2)
@@ -82,5 +99,5 @@ def test_users_without_times_are_features_if_they_return(is_sorted: bool, tmp_pa
 
 
 def test_only_random_splits_can_divide_users() -> None:
-    with pytest.raises(ConfigError, match="whole_users is false, which only by: fraction uses, not by: time"):
-        SplitConfig(by="time", valid="1d", test="1d", whole_users=False)
+    with pytest.raises(ConfigError, match="of is rows, which only by: fraction uses, not by: time"):
+        SplitConfig(by="time", valid="1d", test="1d", of="rows")

@@ -201,7 +201,8 @@ class _Test:
             folds = [(times <= first, (times > first) & (times <= last))]
             groups = groups if key else times // 3600
         else:
-            fold = draws.integers(0, _FOLDS, groups.max() + 1)[groups]
+            drawn = np.arange(len(rows)) if guesses.users_return else groups
+            fold = draws.integers(0, _FOLDS, drawn.max() + 1)[drawn]
             folds = [(fold != number, fold == number) for number in range(_FOLDS)]
         if any(min(label[part].sum(), (1 - label[part]).sum()) < _MIN_CLASS_ROWS for fold in folds for part in fold):
             return None

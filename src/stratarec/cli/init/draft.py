@@ -35,7 +35,8 @@ _STATE_FLOATS, _SHARE = 1, 0.25
 _WIDTHS = (16, 8)
 # Maximum numbers of samples and of values for which an ensemble is best. Above, its wide rows cost more than they gain.
 _ENSEMBLE_ROWS, _ENSEMBLE_VALUES = 2_000_000, 200_000
-# Share of rows with new values from which rare values share a row, so that the row of new values is trained.
+# If more future rows than this share have new values, values that occur once share a row, which trains the row of new
+# values.
 _MOST_NEW = 0.1
 
 
@@ -179,8 +180,9 @@ def _new_values(sample: LogSample, guesses: Guesses) -> float:
 
     The estimate is the share of rows with a value that occurs once (Good, Biometrika 40, 1953).
     """
-    names = [column.name for column in guesses.of("sparse")]
-    return max((float(sample.frame[name].is_unique().mean() or 0) for name in names), default=0.0)  # type: ignore[arg-type]
+    users = guesses.of("user") if guesses.is_split_by_time or guesses.users_return else ()
+    columns = [sample.frame[column.name] for column in (*guesses.of("sparse"), *users)]
+    return max((float(column.is_unique().mean() or 0) for column in columns), default=0.0)  # type: ignore[arg-type]
 
 
 def _schema(guesses: Guesses) -> Iterator[str]:
@@ -279,11 +281,11 @@ def _split(guesses: Guesses) -> Iterator[str]:
     if not guesses.is_split_by_time:
         unit = "users" if guesses.of("user") else "sessions" if guesses.of("session") else "rows"
         times = guesses.time
-        if guesses.users_return:
-            yield "  # random rows, because users return; without whole_users, metrics are of new users"
-            yield "  split: {by: fraction, valid: 0.1, test: 0.1, whole_users: false}"
-            return
         why = f"; not by time, because {times.odd}" if times is not None and times.ends_early else ""
+        if guesses.users_return:
+            yield f"  # random rows, because users return; without `of`, the test would be on new users{why}"
+            yield "  split: {by: fraction, of: rows, valid: 0.1, test: 0.1}"
+            return
         yield f"  split: {{by: fraction, valid: 0.1, test: 0.1}}  # random {unit}{why}"
         return
     valid, test = (

@@ -121,9 +121,9 @@ def returning(frame: pl.DataFrame, name: str, times: Times | None) -> float:
     return float(later.is_in(earlier.implode()).mean() or 0)  # type: ignore[arg-type]
 
 
-def returns(frame: pl.DataFrame, name: str) -> bool:
-    """Whether values of a column in the later half of a log are also in the earlier half."""
-    return returning(frame, name, None) >= _RETURNING
+def returns(frame: pl.DataFrame, name: str, times: Times | None) -> bool:
+    """Whether 30 % or more of the later half's rows have a value that is also in the earlier half."""
+    return returning(frame, name, times) >= _RETURNING
 
 
 def does_not_return(guess: Guess, frame: pl.DataFrame, times: Times | None) -> str:

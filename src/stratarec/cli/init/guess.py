@@ -52,7 +52,7 @@ class Guesses:
     time: Times | None = None
     """Times of the sampled rows."""
     split_seconds: tuple[int, int] = (0, 0)
-    """Lengths of the validation split by time and of the test split after it; 0 for a random split."""
+    """Lengths of the validation split by time and of the test split after it; both are 0 for a random split."""
     bad_rows: str = ""
     """Text about sampled rows without a label or a time; empty if there are none."""
     dates: tuple[DateChoice, ...] = ()
@@ -63,7 +63,7 @@ class Guesses:
     """Whether the recipe has a history of each user; None if the log has no users, times or items."""
 
     users_return: bool = False
-    """Whether the log has users and no times, and the users of later rows are also in earlier rows."""
+    """Whether the log is not split by time, and many users of its later rows are also in earlier rows."""
 
     @property
     def is_split_by_time(self) -> bool:
@@ -157,12 +157,15 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
         Guess(name=column, role="ignored", reason=f"missing in some files, such as {path}")
         for column, path in sorted(sample.incomplete.items())
     )
+    lengths = time.times.split_seconds(is_complete=sample.is_complete) if time.times else (0, 0)
     return Guesses(
         columns=columns,
         label=rule,
         time=time.times,
-        split_seconds=time.times.split_seconds(is_complete=sample.is_complete) if time.times else (0, 0),
-        users_return=user is not None and session is None and time.times is None and returns(frame, user.name),
+        split_seconds=lengths,
+        users_return=(
+            user is not None and session is None and not all(lengths) and returns(frame, user.name, time.times)
+        ),
         bad_rows=", ".join(f"{count:,} of the sampled rows have no {what}" for what, count in bad.items() if count),
     )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from stratarec.data.columns.text_values import parse_times, read_times
 from stratarec.data.durations import PER_SECOND
@@ -102,21 +103,35 @@ class Times:
         # Without all rows, or rows in order, the last time of the log is not known.
         if span < _SHORTEST or (self.ends_early and not is_complete and self.rises < 1 - 2 * _ODD):
             return 0, 0
-        step = _DAY if span >= 10 * _DAY or ((times - last) % _DAY == 0).all() else _HOUR
-        most, tenth = span // 4 // step * step, max(span // 10 // step, 1) * step
-        if most < step or not is_complete:
-            return (tenth, tenth) if tenth <= most else (0, 0)
-        lengths, end = [], last
-        for _ in range(2):
-            # Rows are counted, because most rows of a log that grows, or shrinks, are in a small part of its time.
-            before = times[times <= end]
-            rows = len(times) // 10 + 1
-            length = min(max(round((end - before[-rows:][0]) / step), 1) * step, most) if len(before) else step
-            while length < most and not (before > end - length).any():
-                length += step
-            lengths.append(length)
-            end -= length
-        return (lengths[1], lengths[0]) if (times > end).sum() < len(times) else (0, 0)
+        are_dates = bool(((times - last) % _DAY == 0).all())
+        steps = (_DAY,) if are_dates else (_HOUR,) if span < 10 * _DAY else (_DAY, _HOUR)
+        if not is_complete:
+            tenth = max(span // 10 // steps[0], 1) * steps[0]
+            return (tenth, tenth) if 4 * tenth <= span else (0, 0)
+        # Hours, if most rows are in a few of many days.
+        return next(filter(all, (_lengths(times, last, span, step) for step in steps)), (0, 0))
+
+
+def _lengths(times: NDArray[np.int64], last: int, span: int, step: int) -> tuple[int, int]:
+    """Return the lengths of the validation and the test split, in multiples of `step` seconds.
+
+    Each has about a tenth of the rows, because most rows of a log that grows, or shrinks, are in a small part of its
+    time. The lengths are 0 if one of the splits would have no rows, or training less than half of them.
+    """
+    most, lengths, end = span // 4 // step * step, [], last
+    for _ in range(2):
+        before = times[times <= end]
+        if not len(before) or most < step:
+            return 0, 0
+        first = before[-(len(times) // 10 + 1) :][0]
+        length = min(max(round((end - first) / step), 1) * step, most)
+        while length < most and before[-1] <= end - length:
+            length += step
+        if before[-1] <= end - length:
+            return 0, 0
+        lengths.append(length)
+        end -= length
+    return (lengths[1], lengths[0]) if (times <= end).sum() >= len(times) / 2 else (0, 0)
 
 
 def as_times(column: pl.Series) -> Times | None:

@@ -171,6 +171,7 @@ class Phase:
             self.loop.finish_trees = finish
             if self.stages.average.enabled:  # an average begins with all tensors of the network
                 self.loop.with_trees()
+                self.stages.average.take_trees()
 
     def guarded(self) -> AbstractContextManager[None]:
         """Return a context in which an error of the device names the largest batch size that fits."""

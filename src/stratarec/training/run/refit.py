@@ -13,7 +13,7 @@ pass has all samples, with a tenth of the learning rates, because it repeats the
 otherwise it has those of validation and test, which are then seen once, as the others were.
 
 Values that are frequent enough only in all splits together get rows, with initial weights (`Dataset.complete`).
-Boosted trees are fitted anew to all samples: as many as validation chose, times the growth of the number of samples.
+Boosted trees are fitted again, to all samples: as many as validation chose, times the growth of the number of samples.
 The weights of an ensemble's members are chosen again by the samples of validation and test, as scored by the tested
 model. Where a calibration was fitted, both stay as they are.
 """
@@ -157,7 +157,8 @@ class Refit(Phase):
         if members is None or self._is_calibrated:
             return
         # With the ids of the first phase: rows of values that are new in this one are not trained yet.
-        with members.separate():
+        average = self.stages.average
+        with average.shown(), members.separate():
             samples = ScoredSamples.joined(
                 score_split(
                     self.model, self._first, split, precision=self.config.precision, progress=SilentProgress()
@@ -166,3 +167,5 @@ class Refit(Phase):
                 if self._first.samples(split)
             )  # fmt: skip
         members.reweight(samples)
+        with average.shown():
+            members.reweight(samples)

@@ -146,7 +146,7 @@ class BestMembers:
         self._score.out.weights.copy_(torch.from_numpy(self._weights(samples)))
 
     def _weights(self, samples: ScoredSamples) -> NDArray[np.float32]:
-        """Return the weights of the members for samples with separate logits; 0 for members without trees."""
+        """Return the weights of the members for samples with separate logits; 0 for tree members that have no tree."""
         members, trees = samples.logit.shape[1], self._score.trees
         used = np.ones(members, np.bool_)
         if trees is not None:
@@ -220,7 +220,7 @@ def _losses(samples: ScoredSamples) -> Doubles:
     return np.array([Samples(label, logit, weight=weight).log_loss for logit in samples.logit.T])
 
 
-# Strength of the preference for the mean, in users, or in samples without users. With few, weights stay close to it.
+# Strength of the preference for the mean, as a number of users, or of samples if the log has no users.
 _PRIOR = 3.0
 _MOST_STEPS = 100
 
@@ -247,7 +247,7 @@ def select_weights(
     trees : int
         Number of the last members that are trees.
     each : float
-        Average number of samples of a user. These are alike, so they count as one.
+        Average number of samples of a user. All samples of a user count as one.
     """
     known = weight > 0
     columns, truth, scale = logits[known].astype(np.float64), label[known], weight[known]

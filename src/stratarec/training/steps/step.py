@@ -462,6 +462,11 @@ class WeightAverage:
         else:
             torch._foreach_lerp_(averages, list(weights.values()), share)
 
+    def take_trees(self) -> None:
+        """Replace the trees of a restored average by those of the network, which were fitted again."""
+        trees = {name: weight for name, weight in self.weights.items() if ".trees." in name}
+        self.hidden |= {name: weight.clone() for name, weight in trees.items() if name in self.hidden}
+
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Make the network use the average inside the context."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PATIENCE = 50
-# Draws of features and thresholds, one after the other, by which no leaf is split, after which none can be.
+# Number of successive draws of features and thresholds without a split after which the growth ends.
 _DRAWS = 20
 _SETTINGS: dict[str, Any] = {
     "objective": "binary", "min_data_in_leaf": 20, "verbosity": -1, "deterministic": True, "force_row_wise": True,
@@ -113,7 +113,7 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
 
 
 def _grow(booster: Any, deadline: float, most: int, *, is_validated: bool) -> tuple[int, bool]:
-    """Add trees until there are `most`, or until validation no longer improves.
+    """Add trees until there are `most`, until validation no longer improves, or until no leaf can be split.
 
     The work ends at `deadline`, a time of `time.monotonic`. Return the number of trees to keep (with the lowest
     validation loss), and whether the deadline ended the work.
@@ -128,7 +128,7 @@ def _grow(booster: Any, deadline: float, most: int, *, is_validated: bool) -> tu
         trees, failed = booster.current_iteration(), 0
         loss = booster.eval_valid()[0][2] if is_validated else -trees
         if loss < least:
-            least, best = loss, trees
+            least, best = loss, min(trees, most)  # a first draw without a split adds a constant, which is not counted
     return best, False
 
 
