@@ -221,7 +221,9 @@ class ClickModel:
                 schema[part] = [feature for feature in schema.get(part, ()) if feature["name"] != log.weight]
             if log.is_frame and content["data"]["split"]["by"] == "fraction" and schema.get("user"):
                 # Without times, validation rows are drawn at random from all users, not only from new users.
-                schema["sparse"].append({"name": schema.pop("user")})
+                user = schema.pop("user")
+                if not content["data"]["split"].pop("of", ""):  # the draft has no feature of users that return
+                    schema["sparse"].append({"name": user})
         else:
             content = copy.deepcopy(self._recipe_argument)
             source = content.get("data", {}).get("source", {})
