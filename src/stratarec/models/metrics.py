@@ -198,7 +198,7 @@ def mean_and_error(values: Doubles, weight: Doubles, user: NDArray[np.int64] | N
     may be alike. Without it, all values are independent.
     """
     if user is not None:
-        sums, mass = (np.bincount(user, column).astype(np.float64) for column in (weight * values, weight))
+        sums, mass = _sums(user, weight * values), _sums(user, weight)
         return mean_and_error(sums[mass > 0] / mass[mass > 0], mass[mass > 0])
     used = int((weight > 0).sum())
     if not used:
@@ -206,6 +206,11 @@ def mean_and_error(values: Doubles, weight: Doubles, user: NDArray[np.int64] | N
     center = float(np.average(values, weights=weight))
     spread = float(((weight * (values - center)) ** 2).sum()) * used / (used - 1) if used > 1 else math.nan
     return center, math.sqrt(spread) / float(weight.sum())
+
+
+def _sums(user: NDArray[np.int64], column: Doubles) -> Doubles:
+    """Return the sum of a column for each user."""
+    return np.bincount(user, column).astype(np.float64)
 
 
 def _log_ways(of: NDArray[Any], chosen: NDArray[Any]) -> Doubles:
@@ -402,8 +407,10 @@ class Samples:
         for chosen in (self.truth > 0, self.truth <= 0):
             share = self.scale[chosen] / (self.scale[chosen].sum() or math.nan)
             parts[chosen] = share * (placements[chosen] - share @ placements[chosen])
-        user = np.arange(len(parts)) if self.user is None else self.user
-        used, sums = np.unique(user[self.scale > 0]).size, np.bincount(user, parts)
+        sums, mass = parts, self.scale
+        if self.user is not None:
+            sums, mass = _sums(self.user, parts), _sums(self.user, mass)
+        used = np.count_nonzero(mass > 0)
         return math.sqrt(float(sums @ sums) * used / (used - 1)) if used > 1 else math.nan
 
     @cached_property

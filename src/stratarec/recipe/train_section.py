@@ -185,9 +185,9 @@ class TrainConfig:
     """Train the model on the samples of validation and test, too, after the final test: one more pass from the tested
     checkpoint. If this had seen the training samples more than once, the pass has all samples and a tenth of the
     learning rates, else these samples only. Boosted trees are fitted again, to all samples, and the weights of an
-    ensemble's members are chosen again by validation and test samples. This model is used by `predict`, `export` and
-    `continue`. All figures in the result and the report are of the tested model, which has not
-    seen these samples."""
+    ensemble's members are chosen again by validation and test samples, unless the tested model is calibrated. This
+    model is used by `predict`, `export` and `continue`. All figures in the result and the report are of the tested
+    model, which has not seen these samples."""
     deduplicate: bool = True
     """Look up and compute each distinct value of a deduplication group once per batch, if a batch has enough repeated
     ids to make that faster. If false, repeated values are expanded when batches are read."""

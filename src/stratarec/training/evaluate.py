@@ -313,7 +313,7 @@ def fit(
     labels = samples.label.reshape(len(samples.label), -1).T
     logits = samples.logit.reshape(len(samples.logit), -1).T
     weight = samples.weight.astype(np.float64) if len(samples.weight) else np.ones(len(samples.label))
-    user = samples.user if len(samples.user) else np.arange(len(samples.label))
+    user = samples.user if len(samples.user) else None
     columns = zip(labels, logits, current or (IDENTITY,) * len(labels), strict=True)
     maps = tuple(_fit(kinds, earlier, *_known(label, logit, weight, user)) for label, logit, earlier in columns)
     return () if all(curve == IDENTITY for curve in maps) else maps
@@ -327,15 +327,15 @@ def corrected_by(maps: Sequence[LogitMap], samples: ScoredSamples) -> ScoredSamp
 
 
 def _known(
-    label: NDArray[np.float32], logit: NDArray[np.float32], weight: Doubles, user: NDArray[np.int64]
-) -> tuple[Doubles, Doubles, Doubles, NDArray[np.int64]]:
-    """Return label, logit, weight and number of the user of the samples with a known label.
+    label: NDArray[np.float32], logit: NDArray[np.float32], weight: Doubles, user: NDArray[np.int64] | None
+) -> tuple[Doubles, Doubles, Doubles, NDArray[np.int64] | None]:
+    """Return label, logit, weight and number of the user (None without users) of the samples with a known label.
 
     Weights are scaled to a mean of 1.
     """
     chosen = ~np.isnan(label) & (weight > 0)
     truth, score, scale = (column[chosen].astype(np.float64) for column in (label, logit, weight))
-    number = np.unique(user[chosen], return_inverse=True)[1]
+    number = None if user is None else np.unique(user[chosen], return_inverse=True)[1]
     return truth, score, scale / scale.mean() if len(scale) else scale, number
 
 
@@ -345,7 +345,7 @@ def _fit(
     truth: Doubles,
     score: Doubles,
     scale: Doubles,
-    user: NDArray[np.int64],
+    user: NDArray[np.int64] | None,
 ) -> LogitMap:
     """Return the map of the best kind. A more complex kind is better only if it gains more than a standard error."""
     positives = int(truth.sum())

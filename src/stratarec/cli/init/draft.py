@@ -180,8 +180,7 @@ def _new_values(sample: LogSample, guesses: Guesses) -> float:
 
     The estimate is the share of rows with a value that occurs once (Good, Biometrika 40, 1953).
     """
-    users = guesses.of("user") if guesses.is_split_by_time or guesses.users_return else ()
-    columns = [sample.frame[column.name] for column in (*guesses.of("sparse"), *users)]
+    columns = [sample.frame[column.name] for column in (*guesses.of("sparse"), *guesses.known_users)]
     return max((float(column.is_unique().mean() or 0) for column in columns), default=0.0)  # type: ignore[arg-type]
 
 
@@ -246,8 +245,7 @@ def _sparse(guesses: Guesses) -> Iterator[str]:
             f"        - {{name: {_yaml(choice.name)}, kind: history, of: {_yaml(choice.of)}, max_length: 50}}"
             f"  # {choice.reason}"
         )
-    # If all users of the test split are new, their ids have no learned rows.
-    for column in guesses.of("user") if guesses.is_split_by_time or guesses.users_return else ():
+    for column in guesses.known_users:
         yield f"        - {{name: {_yaml(column.name)}}}  # learns the taste of each user"
 
 

@@ -61,7 +61,6 @@ class Guesses:
     """Names of those features of dates that are categories."""
     history: HistoryChoice | None = None
     """Whether the recipe has a history of each user; None if the log has no users, times or items."""
-
     users_return: bool = False
     """Whether the log is not split by time, and many users of its later rows are also in earlier rows."""
 
@@ -69,6 +68,13 @@ class Guesses:
     def is_split_by_time(self) -> bool:
         """Whether validation and test are the last periods of the log."""
         return all(self.split_seconds)
+
+    @property
+    def known_users(self) -> tuple[Guess, ...]:
+        """The user column, if many tested users were seen in training; else empty, because their ids have no learned
+        rows.
+        """
+        return self.of("user") if self.is_split_by_time or self.users_return else ()
 
     @property
     def item(self) -> Guess | None:

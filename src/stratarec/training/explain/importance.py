@@ -66,17 +66,6 @@ class _Truth:
         """Return the samples, scored by ``[N]`` logits of all samples."""
         return Samples(self.label, logit[self.rows], self.user, self.weight)
 
-    def auc(self, samples: Samples, placements: Doubles) -> Change:
-        """Return an AUC, or a difference, from the parts of the samples."""
-        positive = self.label > 0
-        value = mean_and_error(placements[positive], self.weight[positive])[0]
-        return Change(value=value, margin=Z95 * samples.auc_error(placements))
-
-    def log_loss(self, samples: Samples, losses: Doubles) -> Change:
-        """Return a log loss, or a difference, from the losses of the samples."""
-        value, error = mean_and_error(losses, self.weight, samples.user)
-        return Change(value=value, margin=Z95 * error)
-
 
 def importance(
     probe: Probe,
@@ -110,12 +99,12 @@ def importance(
                     losses += samples.losses / repeats
                     placements += samples.placements / repeats
                 progress.advance(1)
-            for truth, entries, samples, (more, fewer) in zip(truths, importances, before, totals, strict=True):
+            for entries, samples, (more, fewer) in zip(importances, before, totals, strict=True):
                 entries.append(
                     Importance(
                         feature=column.name,
-                        auc_drop=truth.auc(samples, samples.placements - fewer),
-                        log_loss_rise=truth.log_loss(samples, more - samples.losses),
+                        auc_drop=_auc_drop(samples, fewer),
+                        log_loss_rise=_log_loss_rise(samples, more),
                     )
                 )
     finally:
@@ -138,3 +127,16 @@ def _worth(item: Importance) -> tuple[float, str]:
 
 def _scored(truths: Sequence[_Truth], logits: NDArray[np.float32]) -> list[Samples]:
     return [truth.scored(logit) for truth, logit in zip(truths, logits.T, strict=True)]
+
+
+def _auc_drop(samples: Samples, placements: Doubles) -> Change:
+    """Return by how much the AUC of `samples` is above that of other `placements`."""
+    drop, positive = samples.placements - placements, samples.truth > 0
+    value = mean_and_error(drop[positive], samples.scale[positive])[0]
+    return Change(value=value, margin=Z95 * samples.auc_error(drop))
+
+
+def _log_loss_rise(samples: Samples, losses: Doubles) -> Change:
+    """Return by how much the log loss of `samples` is below that of other `losses`."""
+    value, error = mean_and_error(losses - samples.losses, samples.scale, samples.user)
+    return Change(value=value, margin=Z95 * error)

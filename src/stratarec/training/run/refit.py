@@ -15,7 +15,7 @@ otherwise it has those of validation and test, which are then seen once, as the 
 Values that are frequent enough only in all splits together get rows, with initial weights (`Dataset.complete`).
 Boosted trees are fitted again, to all samples: as many as validation chose, times the growth of the number of samples.
 The weights of an ensemble's members are chosen again by the samples of validation and test, as scored by the tested
-model. Where a calibration was fitted, both stay as they are.
+model. If the tested model has a calibration, it stays, and so do the weights to which it was fitted.
 """
 
 from __future__ import annotations
@@ -167,5 +167,6 @@ class Refit(Phase):
                 if self._first.samples(split)
             )  # fmt: skip
         members.reweight(samples)
-        with average.shown():
-            members.reweight(samples)
+        if average.enabled:  # the average has weights of its own
+            with average.shown():
+                members.reweight(samples)

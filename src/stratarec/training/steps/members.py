@@ -230,7 +230,7 @@ def select_weights(
 ) -> NDArray[np.float32]:
     """Return the positive weights w ``[K]`` of members, with a sum of 1, that minimize the following sum:
 
-        (log loss of the weighted mean of logits, summed over samples) + 3 each * (w log(w / m), summed over members)
+        (log loss of the weighted mean of logits, summed over samples) + 3 * each * (w log(w / m), summed over members)
 
     m is 1 / K, or, if the last members are trees, half for all networks and half for all trees. The second term is the
     divergence of w from m. It decides between members with the same log loss. The minimum is computed by Newton's
