@@ -98,6 +98,13 @@ def test_users_without_times_are_features_if_they_return(is_sorted: bool, tmp_pa
         assert dataset.table_rows()["user_id"] == 101  # so all users are in the training split
 
 
-def test_only_random_splits_can_divide_users() -> None:
+def test_only_random_splits_of_rows_can_divide_users(tmp_path: Path) -> None:
+    source = {"kind": "clicks", "paths": [str(tmp_path / "clicks.parquet")]}
+    columns = {"user_id": [1, 2], "session_id": [1, 2], "item_id": [1, 2], "timestamp": [FIRST, FIRST + 1]}
+    pl.DataFrame(columns).write_parquet(tmp_path / "clicks.parquet")
+    data = {"path": str(tmp_path / "data"), "source": source, "split": {"by": "fraction", "of": "rows"}}
+    with pytest.raises(ConfigError, match="of is rows, but the source is of kind clicks, where negatives are drawn"):
+        prepared({"name": "clicks", "data": data, "model": {"kind": "dlrm"}})
+    assert not (tmp_path / "data").exists()
     with pytest.raises(ConfigError, match="of is rows, which only by: fraction uses, not by: time"):
         SplitConfig(by="time", valid="1d", test="1d", of="rows")

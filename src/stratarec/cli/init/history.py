@@ -23,7 +23,7 @@ from stratarec.io.scratch import ScratchDirectory
 
 # Minimum average number of positive rows per user, and per value.
 _USER_ROWS, _VALUE_ROWS = 3.0, 10.0
-# Maximum number of rows of a log for two short trainings, which then take half a minute on two cores.
+# Maximum number of rows of a log for two short trainings, which then take up to a minute on two cores.
 _MOST_ROWS = 200_000
 # Start of the names of directories in ``TMPDIR`` with the two trainings.
 _PREFIX = "stratarec-init-"

@@ -138,6 +138,11 @@ class ClicksSource:
     divisible = False
 
     def __init__(self, config: ClicksConfig, on_bad_row: OnBadRow, split: SplitConfig) -> None:
+        if split.of:
+            raise ConfigError(
+                f"data.split.of is {split.of}, but the source is of kind clicks, where negatives are drawn among the "
+                "users of a split; remove it"
+            )
         self._config = config
         self._on_bad_row = on_bad_row
         self._files = expand(config.paths)
