@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratarec.kernels.trees import NODE_FIELDS, SET_FIELDS, TreeArrays, pack_trees, reference_sum_trees, sum_trees
+from stratarec.kernels.trees import CODES, NODE_FIELDS, TreeArrays, pack_trees, reference_sum_trees, sum_trees
 
-M, T, N, COLUMNS, SETS = 2, 10, 7, 3, 20
+M, T, N, COLUMNS, K = 2, 10, 7, 3, 900
 
 pytestmark = pytest.mark.interpreted
 
@@ -20,17 +20,18 @@ def draw(seed: int, trees: int = T) -> tuple[np.ndarray[Any, Any], TreeArrays]:
     nodes = np.zeros((trees, N, NODE_FIELDS))
     nodes[:, :, 0] = draws.integers(-COLUMNS, COLUMNS, (trees, N))
     thresholds = draws.normal(scale=100, size=(trees, N))
-    nodes[:, :, 1] = np.where(nodes[:, :, 0] < 0, draws.integers(0, SETS, (trees, N)), thresholds)
-    places = np.arange(N)
+    nodes[:, :, 1] = np.where(nodes[:, :, 0] < 0, draws.integers(0, K, (trees, N)), thresholds)
+    places, codes = np.arange(N), draws.choice([0, 1, CODES - 1, *range(100, 300)], K)
     for side in (0, 1):
         child = 2 * places + 1 + side
         nodes[:, :, 2 + side] = np.where(child < N, child, N - child - 1)
     arrays = (
         np.stack([np.arange(trees) * M // max(trees, 1), np.full(trees, N)], axis=1), nodes.reshape(inner, NODE_FIELDS),
-        draws.integers(0, 1 << 16, (SETS, SET_FIELDS)), draws.normal(size=inner + trees),
+        np.where(draws.random(K) < 0.02, -1 - codes, codes), draws.normal(size=inner + trees),
     )  # fmt: skip
+    arrays[2][-1] = -1 - codes[-1]
     rows = draws.integers(-20, 300, (140, COLUMNS)) + draws.choice([0.0, 0.5], (140, COLUMNS))
-    rows[:9, 0] = [np.nan, 0, 255, 256, -1, 1e30, -1e30, 255.5, -0.5]
+    rows[:10, 0] = [np.nan, 0, CODES - 1, CODES, -1, 1e30, -1e30, 255.5, -0.5, -2]
     return rows.astype(np.float32), TreeArrays(*(array.astype(np.float32) for array in arrays))
 
 
@@ -42,7 +43,7 @@ def test_sums_match_the_reference(trees: int) -> None:
     sums = sum_trees(rows, packed, arrays.leaves, M)
     np.testing.assert_allclose(sums, reference_sum_trees(rows, arrays, M), rtol=1e-6, atol=1e-6)
     assert sums.any() == bool(trees)
-    for few in (0, 1, 8, 15):  # sets of few rows are tested in another way
+    for few in (0, 1, 8, 15):
         np.testing.assert_array_equal(sum_trees(rows[:few], packed, arrays.leaves, M), sums[:few])
 
 
@@ -66,7 +67,8 @@ def test_invalid_trees_terminate(array: str, field: int, value: float) -> None:
     """
     rows, arrays = draw(1)
     for end in (1, None):
-        getattr(arrays, array)[:end, field] = value
+        changed = getattr(arrays, array)[:end]
+        (changed if array == "sets" else changed[:, field])[...] = value
         packed = pack_trees(arrays, COLUMNS, M)
         if (array, field) in (("nodes", 2), ("nodes", 3)) or (array == "trees" and not 0 <= value < (M, N + 1)[field]):
             assert packed is None
@@ -96,7 +98,7 @@ def test_a_constant_and_an_uneven_tree() -> None:
     nodes[:, 1] = np.arange(30)
     nodes[:, 2], nodes[:, 3] = -1 - np.arange(30), np.append(np.arange(1, 30), -31)
     trees = np.array([[0, 0], [0, 30]])
-    arrays = TreeArrays(*(array.astype(np.float32) for array in (trees, nodes, np.zeros((0, 16)), np.arange(1, 33))))
+    arrays = TreeArrays(*(array.astype(np.float32) for array in (trees, nodes, np.zeros(0), np.arange(1, 33))))
     rows = np.arange(-2, 33, dtype=np.float32)[:, None]
     packed = pack_trees(arrays, 1, 1)
     assert packed is not None

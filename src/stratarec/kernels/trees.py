@@ -5,15 +5,17 @@ of weights and their averages contain only such numbers, and all integers here a
 
     feature, threshold, left, right
 
-If the feature is f >= 0, samples with ``row[f] <= threshold`` go left. If it is ``-1 - f``, the threshold is the number
-of a set of numbers below 256, in 16 words of 16 bits, and samples whose number is in the set go left. A child c >= 0 is
-a node of the same tree, which has a larger number than its parent, and ``-1 - c`` is a leaf.
+If the feature is f >= 0, samples with ``row[f] <= threshold`` go left. If it is ``-1 - f``, the threshold is the place
+of the first code of a set, and samples whose number is one of its codes go left. Codes are whole numbers below 2^24, and
+the last code c of a set is stored as ``-1 - c``. A child c >= 0 is a node of the same tree, which has a larger number
+than its parent, and ``-1 - c`` is a leaf.
 
 `pack_trees` validates trees once, and stores for each node which leaves remain possible on either side. Then
 `sum_trees` visits all nodes of a tree, for many rows at once, and the one leaf that remains is the result (Lucchese et
 al. 2015, QuickScorer).
 
-Shapes: B samples, C columns, M members, T trees of all members, N nodes and N + T leaves of all trees, S sets.
+Shapes: B samples, C columns, M members, T trees of all members, N nodes and N + T leaves of all trees, K codes of all
+sets.
 """
 
 from __future__ import annotations
@@ -24,15 +26,14 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-CATEGORIES = 256
-"""Number of values that a set distinguishes."""
-NODE_FIELDS, SET_FIELDS, TREE_FIELDS = 4, CATEGORIES // 16, 2
-"""Number of numbers in a node, in a set and in the description of a tree."""
-_SET_WORDS = CATEGORIES // 32
+NODE_FIELDS, TREE_FIELDS = 4, 2
+"""Number of numbers in a node and in the description of a tree."""
+CODES = 1 << 24
+"""Codes are smaller: float32 represents all whole numbers up to here."""
 # Leaves are bits of positive int32 numbers.
 _MOST_NODES = 30
-# Rows that are computed together. With fewer than `_FEW` rows, sets are tested one row after another.
-_BLOCK, _FEW = 512, 16
+# Rows that are computed together.
+_BLOCK = 512
 
 Floats = NDArray[np.float32]
 
@@ -45,7 +46,7 @@ class TreeArrays(NamedTuple):
     nodes: Floats
     """``[N, 4]``."""
     sets: Floats
-    """``[S, 16]``."""
+    """``[K]``."""
     leaves: Floats
     """``[N + T]``."""
 
@@ -62,11 +63,11 @@ class PackedTrees(NamedTuple):
     thresholds: Floats
     """``[N]``."""
     places: NDArray[np.int32]
-    """``[N]`` number of a node's set; 0 for nodes without sets."""
+    """``[N, 2]`` first place and end of a node's codes in `sets`; 0 for nodes without a set."""
     kept: NDArray[np.int32]
     """``[N, 2]`` leaves that remain possible to the left and to the right of a node, as bits."""
-    sets: NDArray[np.uint32]
-    """``[S, 8]`` sets of numbers below 256, as bits."""
+    sets: Floats
+    """``[K]`` codes."""
 
 
 def pack_trees(arrays: TreeArrays, columns: int, members: int) -> PackedTrees | None:
@@ -82,8 +83,8 @@ def pack_trees(arrays: TreeArrays, columns: int, members: int) -> PackedTrees | 
     trees, nodes = len(arrays.trees), len(arrays.nodes)
     packed = PackedTrees(
         np.zeros(trees, np.int32), np.zeros((trees, 2), np.int32), np.zeros(nodes, np.int32),
-        np.zeros(nodes, np.float32), np.zeros(nodes, np.int32), np.zeros((nodes, 2), np.int32),
-        np.zeros((len(arrays.sets), _SET_WORDS), np.uint32),
+        np.zeros(nodes, np.float32), np.zeros((nodes, 2), np.int32), np.zeros((nodes, 2), np.int32),
+        np.where(arrays.sets < 0, -1 - arrays.sets, arrays.sets),
     )  # fmt: skip
     if len(arrays.leaves) != nodes + trees:
         return None
@@ -98,16 +99,18 @@ def _is_whole(number, low, end):
 
 @njit(nogil=True, cache=True)
 def _pack_trees(arrays, columns, members, packed):
-    sets, end, zero = np.float32(len(arrays.sets)), 0, np.float32(0.0)
+    end, zero = 0, np.float32(0.0)
+    # End of the set that contains each code.
+    set_ends, set_end = np.zeros(len(arrays.sets), dtype=np.int32), 0
+    for place in range(len(arrays.sets) - 1, -1, -1):
+        if not _is_whole(packed.sets[place], zero, np.float32(CODES)):
+            return False
+        set_end = place + 1 if arrays.sets[place] < 0 else set_end
+        set_ends[place] = set_end
+    if len(set_ends) and not set_end:
+        return False
     # Leaves to the left and to the right of each node, as bits; 0 if the node is not part of the tree.
     below = np.empty((_MOST_NODES, 2), dtype=np.int32)
-    for place in range(len(arrays.sets)):
-        for word in range(_SET_WORDS):
-            for half in range(2 * word, 2 * word + 2):
-                if not _is_whole(arrays.sets[place, half], zero, np.float32(65536)):
-                    return False
-            low, high = int(arrays.sets[place, 2 * word]), int(arrays.sets[place, 2 * word + 1])
-            packed.sets[place, word] = (low & 65535) | (high & 65535) << 16
     for t in range(len(arrays.trees)):
         member, size = arrays.trees[t]
         if not (_is_whole(member, zero, members) and _is_whole(size, zero, np.float32(_MOST_NODES + 1))):
@@ -124,7 +127,7 @@ def _pack_trees(arrays, columns, members, packed):
         for n in range(inner):
             if not (below[n, 0] and _is_whole(tree[n, 0], -columns, columns)):
                 return False
-            if tree[n, 0] < 0 and not _is_whole(tree[n, 1], zero, sets):
+            if tree[n, 0] < 0 and not _is_whole(tree[n, 1], zero, np.float32(len(set_ends))):
                 return False
             for side in range(2):
                 child = tree[n, 2 + side]
@@ -146,7 +149,9 @@ def _pack_trees(arrays, columns, members, packed):
                     column = int(tree[n, 0])
                     packed.columns[end] = -1 - column if is_set else column
                     packed.thresholds[end] = tree[n, 1]
-                    packed.places[end] = int(tree[n, 1]) if is_set else 0
+                    if is_set:
+                        packed.places[end, 0] = int(tree[n, 1])
+                        packed.places[end, 1] = set_ends[int(tree[n, 1])]
                     for side in range(2):
                         # The root also removes bits without a leaf.
                         packed.kept[end, side] = below[n, side] if n == 0 else ~below[n, 1 - side]
@@ -183,17 +188,14 @@ def _sum_trees(rows, trees, leaves, sums):
     """
     size, columns = rows.shape
     block = np.empty((columns, _BLOCK), dtype=np.float32)
-    codes = np.empty((columns, _BLOCK), dtype=np.int32)
-    possible, in_set = np.empty(_BLOCK, dtype=np.int32), np.empty(_BLOCK, dtype=np.uint32)
+    possible, in_set = np.empty(_BLOCK, dtype=np.int32), np.empty(_BLOCK, dtype=np.int32)
     power = np.empty(_BLOCK, dtype=np.float32)
     bits = power.view(np.int32)
     for first in range(0, size, _BLOCK):
         count = min(_BLOCK, size - first)
         for b in range(count):
             for c in range(columns):
-                value = rows[first + b, c]
-                is_code = np.float32(0.0) <= value < np.float32(CATEGORIES)
-                block[c, b], codes[c, b] = value, np.int32(value) if is_code else np.int32(-1)
+                block[c, b] = rows[first + b, c]
         end = 0
         for t in range(len(trees.members)):
             m, first_node, first_leaf = trees.members[t], end, end + t
@@ -205,19 +207,13 @@ def _sum_trees(rows, trees, leaves, sums):
                 for b in range(count):
                     possible[b] &= left if column[b] <= threshold else right
             for n in range(middle, end):
-                code, words = codes[trees.columns[n]], trees.sets[trees.places[n]]
+                column, (start, stop) = block[trees.columns[n]], trees.places[n]
                 left, right = trees.kept[n]
-                if count < _FEW:
+                in_set[:count] = 0
+                for place in range(start, stop):
+                    code = trees.sets[place]
                     for b in range(count):
-                        in_set[b] = code[b] >= 0 and (words[code[b] >> 5] >> np.uint32(code[b] & 31)) & np.uint32(1)
-                else:
-                    # A loop for each word, because the vectors of processors have no fast access by index.
-                    in_set[:count] = 0
-                    for w in range(_SET_WORDS):
-                        word, place = words[w], np.int32(w)
-                        for b in range(count if word else 0):
-                            bit = (word >> np.uint32(code[b] & np.int32(31))) & np.uint32(1)
-                            in_set[b] |= bit if code[b] >> np.int32(5) == place else np.uint32(0)
+                        in_set[b] |= np.int32(column[b] == code)
                 for b in range(count):
                     possible[b] &= left if in_set[b] else right
             values = leaves[first_leaf:]
@@ -241,9 +237,10 @@ def reference_sum_trees(rows: Floats, arrays: TreeArrays, members: int) -> Float
                 if feature >= 0:
                     goes_left = value <= threshold
                 else:
-                    number = int(value) if 0 <= value < CATEGORIES else 0
-                    bit = int(sets[int(threshold)][number // 16]) >> (number % 16) & 1
-                    goes_left = 0 <= value < CATEGORIES and bool(bit)
+                    place = int(threshold)
+                    while sets[place] not in (value, -1 - value) and sets[place] >= 0:
+                        place += 1
+                    goes_left = value >= 0 and sets[place] in (value, -1 - value)
                 at = int(left if goes_left else right)
             sums[b, member] += arrays.leaves[first + t - 1 - at]
             first += size

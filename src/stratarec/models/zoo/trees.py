@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.kernels.trees import NODE_FIELDS, SET_FIELDS, TREE_FIELDS, PackedTrees, TreeArrays, pack_trees, sum_trees
+from stratarec.kernels.trees import NODE_FIELDS, TREE_FIELDS, PackedTrees, TreeArrays, pack_trees, sum_trees
 
 MEMBERS = 5
 """M, number of members that are trees (`training/steps/trees.py` says how they differ)."""
@@ -44,26 +44,26 @@ class TreeSizes:
     nodes: Length = 0
     """N."""
     sets: Length = 0
-    """Number of sets of values that nodes compare with."""
+    """K, number of codes in the sets that nodes compare with."""
     rated: Annotated[Length, pydantic.Field(ge=1)] = 1
     """R, number of codes that have a click rate."""
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> TreeSizes:
         """Return the lengths of tensors, by name; 0 or 1 for tensors that are missing or have another dimension."""
-        none = torch.empty(0, 0)
-        trees, nodes, sets, rates = (
-            tensor.shape if (tensor := tensors.get(name, none)).dim() == 2 else none.shape
-            for name in ("trees", "nodes", "sets", "rates")
-        )
-        return cls(trees=trees[0], nodes=nodes[0], sets=sets[0], rated=max(rates[1], 1))
+        shapes = {
+            name: tensors[name].shape if name in tensors and tensors[name].dim() == len(shape) else (0,) * len(shape)
+            for name, shape in cls().shapes(0).items()
+        }
+        trees, nodes, sets = (shapes[name][0] for name in ("trees", "nodes", "sets"))
+        return cls(trees=trees, nodes=nodes, sets=sets, rated=max(shapes["rates"][1], 1))
 
     def shapes(self, features: int) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor for a number of sparse features."""
         return {
             "trees": (self.trees, TREE_FIELDS),
             "nodes": (self.nodes, NODE_FIELDS),
-            "sets": (self.sets, SET_FIELDS),
+            "sets": (self.sets,),
             "leaves": (self.nodes + self.trees,),
             "rates": (features, self.rated),
         }

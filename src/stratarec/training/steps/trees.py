@@ -32,7 +32,7 @@ from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import TrainingError
 from stratarec.io.atomic import storage_errors
 from stratarec.kernels.runtime.cores import memory_bytes
-from stratarec.kernels.trees import CATEGORIES, NODE_FIELDS, SET_FIELDS, TREE_FIELDS
+from stratarec.kernels.trees import NODE_FIELDS, TREE_FIELDS
 from stratarec.models.zoo.trees import LEAVES, RATED, TreeMembers, TreeSizes
 from stratarec.progress import Progress
 from stratarec.recipe.train_section import TrainConfig
@@ -82,7 +82,7 @@ class TreeFit:
         sets = [
             place
             for place, feature in enumerate(dataset.schema.sparse)
-            if feature.kind == "single" and tables[feature.vocabulary] < CATEGORIES
+            if feature.kind == "single" and tables[feature.vocabulary] < RATED
         ]
         counts = trees.counts
         rated = min(max(tables.values(), default=0) + 1, RATED)
@@ -239,8 +239,8 @@ def read_models(models: Sequence[str], firsts: Sequence[int]) -> dict[str, NDArr
     firsts : sequence of int
         Place of each member's first column.
     """
-    trees, nodes, sets, leaves = [], [np.zeros((0, NODE_FIELDS))], [np.zeros((0, SET_FIELDS))], [np.zeros(0)]
-    place = 0  # number of sets so far
+    trees, nodes, sets, leaves = [], [np.zeros((0, NODE_FIELDS))], [np.zeros(0)], [np.zeros(0)]
+    place = 0  # number of codes so far
     for member, (model, first) in enumerate(zip(models, firsts, strict=True)):
         for text in model.split("\nTree=")[1:]:
             fields = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
@@ -266,7 +266,7 @@ def _read_tree(fields: Mapping[str, str], column: int, place: int) -> tuple[Doub
     column : int
         Place of the first column that the tree compares.
     place : int
-        Number of sets in earlier trees.
+        Number of codes in the sets of earlier trees.
     """
 
     def numbers(name: str, kind: Any = np.float64) -> NDArray[Any]:
@@ -274,20 +274,25 @@ def _read_tree(fields: Mapping[str, str], column: int, place: int) -> tuple[Doub
 
     leaves, feature = numbers("leaf_value"), numbers("split_feature") + column
     if not len(feature):  # a constant
-        return np.zeros((0, NODE_FIELDS)), np.zeros((0, SET_FIELDS)), leaves
+        return np.zeros((0, NODE_FIELDS)), np.zeros(0), leaves
     threshold, is_set = numbers("threshold"), (numbers("decision_type", np.int64) & 1) > 0
     # Rounded down, so that the same float32 numbers are at most the threshold.
     rounded = threshold.astype(np.float32)
     rounded = np.where(rounded > threshold, np.nextafter(rounded, np.float32(-np.inf)), rounded)
+    # LightGBM numbers the sets of a tree, and stores each as the bits of words.
+    bounds, words = numbers("cat_boundaries", np.int64), numbers("cat_threshold", "<u4")
+    sets = [
+        np.flatnonzero(np.unpackbits(words[start:end].view(np.uint8), bitorder="little"))
+        for start, end in pairwise(bounds)
+    ]
+    codes = np.concatenate([np.append(codes[:-1], -1 - codes[-1]) for codes in sets]) if sets else np.zeros(0)
+    starts = place + np.cumsum([0, *map(len, sets)])
     nodes = np.stack(
         [
-            np.where(is_set, -1 - feature, feature), np.where(is_set, threshold + place, rounded),
+            np.where(is_set, -1 - feature, feature),
+            np.where(is_set, starts[np.where(is_set, threshold, 0).astype(np.int64)], rounded),
             numbers("left_child"), numbers("right_child"),
         ],
         axis=1,
     )  # fmt: skip
-    ends, words = numbers("cat_boundaries", np.int64), numbers("cat_threshold", np.uint32)
-    sets = np.zeros((max(len(ends) - 1, 0), SET_FIELDS // 2), np.uint32)
-    for number, (start, end) in enumerate(pairwise(ends)):
-        sets[number, : end - start] = words[start:end]
-    return nodes, sets.view("<u2"), leaves
+    return nodes, codes, leaves
