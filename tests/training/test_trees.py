@@ -27,12 +27,14 @@ from errors import missing, refuses
 from recipes import agreeing_scores, assert_same_model, fill_disk, last, train
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import ConfigError, ExportError, StorageError, TrainingError
 from stratarec.estimator.click_model import ClickModel
 from stratarec.io.sealed import write_sealed
 from stratarec.io.tensors import read_tensors, write_tensors
+from stratarec.kernels.pair_rates import no_pairs
 from stratarec.models.zoo.trees import RATED, TreeMembers, TreeSizes
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
@@ -45,6 +47,7 @@ from stratarec.training.export.write_delta import write_delta
 from stratarec.training.resolve import choose_defaults, resolve
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
+from stratarec.training.steps.pair_rates import Labels
 from stratarec.training.steps.tree_process import _grow, fit
 from stratarec.training.steps.trees import TreeFit, _fit_rates, read_models
 from stratarec.training.trainer import Trainer
@@ -53,15 +56,18 @@ NODES, WEIGHTS = "score.trees.nodes", "score.out.weights"
 
 
 def log(path: Path, rows: int = 1500, *, random: bool = False, seed: int = 5) -> pl.DataFrame:
-    """Return a log in which an interval of a number determines the label for some items, with missing values and
-    lists.
+    """Return a log in which an interval of a number determines the label for some items, and pairs of an item and a
+    shop that of others, with missing values and lists.
     """
     draws = np.random.default_rng(seed)
     item, age = draws.integers(0, 30, rows), draws.gamma(2.0, 10.0, rows)
+    shop = np.random.default_rng(seed + 100).integers(0, 6, rows)
     rate = np.where((age > 15) & (age < 18) & (item % 3 == 0), 0.9, 0.1) + 0.3 * (item % 2)
+    rate = np.where((item * 5 + shop) % 7 < 2, rate + 0.6, rate)
     frame = pl.DataFrame({
         "label": (draws.random(rows) < (0.5 if random else rate.clip(0, 1))).astype(np.int64),
         "item": [None if each == 7 else f"i{each}" for each in item],
+        "shop": [f"s{each}" for each in shop],
         "tags": [[f"t{each}" for each in draws.integers(0, 9, size)] for size in draws.integers(0, 4, rows)],
         "age": [None if each > 60 else each for each in age.tolist()],
     })  # fmt: skip
@@ -71,7 +77,10 @@ def log(path: Path, rows: int = 1500, *, random: bool = False, seed: int = 5) ->
 
 def make_recipe(root: Path, **options: Any) -> Recipe:
     content = of_log(root, **options)
-    content["data"]["source"]["schema"]["sparse"].append({"name": "tags", "kind": "multi", "max_length": 3})
+    content["data"]["source"]["schema"]["sparse"] += [
+        {"name": "tags", "kind": "multi", "max_length": 3},
+        {"name": "shop"},
+    ]
     content["model"] = {**content["model"], "members": 4, "trees": 1000}
     return Recipe.from_dict(content)
 
@@ -93,26 +102,29 @@ def test_logits_match_lightgbm_and_trees_have_weight(
     trainer = train(make_recipe(home, run=str(tmp_path / "run")))
     trees = trainer.model.network.trees
     assert trees is not None
-    rows = requests[0]["train_rows"].copy()
-    assert np.isnan(rows).sum() == 0
     again, names = fit(requests[0]), len(trees.features)
+    # Columns of new samples, because those of training samples have click rates without their own labels.
+    samples = next(Loader(Dataset.open(home / "data"), "valid", LoaderConfig(batch_size=1 << 16, expand=True)).epoch(0))
+    rows = trees.columns(samples.dense, samples.sparse)
+    assert np.isnan(rows).sum() == 0
     models = [model.decode() for model in again["models"].tolist()]
-    arrays = read_models(models, [0, 0, 0, names, 0])
+    arrays = read_models(models, [0, 0, 0, names, 0, 0])
     np.testing.assert_array_equal(arrays["nodes"], trees.nodes.numpy())
-    columns = [rows[:, :-names]] * 3 + [rows[:, names:], rows]
+    pairs = len(trees.pairs)
+    assert pairs
+    columns = [rows[:, : -names - pairs]] * 3 + [rows[:, names:-pairs], rows[:, :-pairs], rows]
     expected = [
         lightgbm.Booster(model_str=model).predict(seen, raw_score=True)
         for model, seen in zip(models, columns, strict=True)
     ]
     assert (trees.counts > 0).all()
-    monkeypatch.setattr(trees, "columns", lambda dense, sparse: rows)
-    actual = trees(torch.zeros(0), None).numpy()  # type: ignore[arg-type]
+    actual = trees(samples.dense, samples.sparse).numpy()
     np.testing.assert_allclose(actual, np.stack(expected, 1), atol=1e-5)
     assert trees.sets.any(), "no set of values"
     members = trainer.state.evaluations[-1]["members"]
-    assert len(members) == 9
+    assert len(members) == 10
     assert sum(row["weight"] for row in members[4:]) > 0.2
-    assert [row["step"] for row in members[4:]] == [0] * 5
+    assert [row["step"] for row in members[4:]] == [0] * 6
 
 
 def test_click_rates_are_those_of_other_parts_and_of_all_samples_for_new_rows() -> None:
@@ -124,7 +136,7 @@ def test_click_rates_are_those_of_other_parts_and_of_all_samples_for_new_rows() 
     trees.set_features((("item", False), ("tags", True)))
     trees.resize(TreeSizes(rated=RATED))
     rows = np.stack([code, code, np.zeros(500), np.zeros(500), code], axis=1).astype(np.float32)
-    _fit_rates(trees, rows, label, weight, seed=7)
+    _fit_rates(trees, rows, Labels(label, weight, seed=7))
     part, known = np.random.default_rng(7).integers(0, 10, 500), np.where(code < RATED, code, 0)
     mean = (label * weight).sum() / weight.sum()
     for row in range(500):
@@ -201,6 +213,12 @@ def test_the_click_rate_of_a_forgotten_value_is_removed_for_good(home: Path, tmp
     before = trainer.model.network.trees.rates
     ((place, code),) = (rates != before).nonzero().tolist()
     assert (place, rates[place, code]) == (0, 0)
+    pairs = trainer.model.network.trees.pair_rates
+    of_item = trainer.model.network.trees.pairs[pairs[:, 0].long(), 0] == place
+    has_code = of_item & (pairs[:, 1] == code)
+    assert has_code.any()
+    assert torch.equal(stored.network["score.trees.pair_rates"], pairs[~has_code])
+    assert torch.equal(stored.optimizer["weights/score.trees.pair_rates"], pairs[~has_code])
     clicks = pl.read_parquet(home / "log.parquet").filter(pl.col("item") == "i3")["label"].mean()
     assert before[place, code] == pytest.approx(clicks, abs=0.1)
     shutil.rmtree(tmp_path / "home" / "data")
@@ -219,14 +237,19 @@ def test_the_click_rate_of_a_forgotten_value_is_removed_for_good(home: Path, tmp
         *(("nodes", (0, place), value) for place, value in ((0, 5), (0, -7), (0, 0.5), (0, 1e30), (1, 1), (1, 0.5))),
         *(("nodes", (0, 2), value) for value in (0, 0.5, 99, -90)),
         *(("sets", (0,), value) for value in (0, 1 << 24, 0.5, -0.5)),
-        *(("trees", (0, place), value) for place, value in ((0, 5), (0, 0.5), (1, 0), (1, 2), (1, 0.5))),
+        *(("trees", (0, place), value) for place, value in ((0, 6), (0, 0.5), (1, 0), (1, 2), (1, 0.5))),
         ("rates", (0, 0), 2),
+        *(("pairs", (0, place), value) for place, value in ((0, 2), (1, -1), (0, 0.5), (2, 1.5), (2, -1))),
+        *(("pair_rates", (0, place), value) for place, value in ((0, 1), (1, 3), (1, 0.5), (2, 1 << 24), (3, 1.5))),
+        *(("edges", (0, place), value) for place, value in ((0, 0), (0, 2), (0, 1.5), (1, 4))),
     ],
 )
 def test_invalid_trees_have_a_fault(array: str, place: tuple[int, ...], value: float) -> None:
     trees = TreeMembers(1000)
     trees.set_features((("item", False),), 1)
-    trees.resize(TreeSizes(trees=1, nodes=1, sets=1))
+    trees.resize(TreeSizes(trees=1, nodes=1, sets=1, pairs=1, pair_rates=2, edges=2))
+    trees.pairs[0], trees.pair_rates[:, 1] = torch.tensor([0.0, 1, 0.5]), torch.tensor([1, 2])
+    trees.edges[:, 0], trees.edges[1, 1] = 1, 3
     trees.trees[0], trees.nodes[0] = torch.tensor([4.0, 1]), torch.tensor([-1.0, 0, -1, -2])
     trees.sets[0] = -8
     assert not trees.fault()
@@ -282,7 +305,7 @@ def test_one_class_in_validation_gives_an_ensemble_without_trees(tmp_path: Path)
     prepare(recipe.data)
     trainer = train(recipe)
     weights = [row["weight"] for row in trainer.state.evaluations[-1]["members"]]
-    assert weights == pytest.approx([0.25] * 4 + [0] * 5)
+    assert weights == pytest.approx([0.25] * 4 + [0] * 6)
     trees = trainer.model.network.trees
     assert trees is not None
     assert not len(trees.leaves)
@@ -327,7 +350,7 @@ from stratarec.models.zoo.trees import TreeMembers
 from stratarec.recipe import Recipe
 from stratarec.training.steps.trees import TreeFit
 trees, recipe = TreeMembers(1000), Recipe.load(sys.argv[1])
-trees.set_features((("item", False), ("tags", True)), 1)
+trees.set_features((("item", False), ("tags", True), ("shop", False)), 1)
 fit = TreeFit(trees, Dataset.open(recipe.data.path), recipe.train)
 print(fit._process.pid, flush=True)
 signal.pause()
@@ -364,7 +387,7 @@ def test_a_disk_that_is_full_later_does_not_matter(
     """The trees are not written to the disk."""
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
     recipe, trees = make_recipe(home), TreeMembers(1000)
-    trees.set_features((("item", False), ("tags", True)), 1)
+    trees.set_features((("item", False), ("tags", True), ("shop", False)), 1)
     fit = TreeFit(trees, Dataset.open(recipe.data.path), recipe.train)
     with suppress(OSError):  # the space that the removed file of samples takes is not counted
         fill_disk(small_disk / "filler", 0)
@@ -387,7 +410,7 @@ def test_too_little_memory_for_trees_loses_no_step(
     monkeypatch.syspath_prepend(tmp_path)
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=20))
     assert not missing(message, trainer.state.may_differ[0][1])
-    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 5
+    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 6
     assert main(["check", "-q", str(trainer.run)]) == 0
 
 
@@ -400,7 +423,7 @@ def test_a_missing_library_is_named_and_gives_an_ensemble_without_trees(
     monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=20))
     assert any("lightgbm does not load (libgomp.so.1" in line for line in lines)
-    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 5
+    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 6
 
 
 def test_samples_that_do_not_fit_into_memory_are_not_read(
@@ -411,7 +434,7 @@ def test_samples_that_do_not_fit_into_memory_are_not_read(
     monkeypatch.setattr("stratarec.training.steps.trees.memory_bytes", lambda: 1 << 12)
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=2))
     assert any("no trees are fitted: their samples take" in line for line in lines)
-    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 5
+    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 6
 
 
 def test_a_limit_of_seconds_before_the_first_tree_gives_an_ensemble_without_trees(
@@ -421,7 +444,7 @@ def test_a_limit_of_seconds_before_the_first_tree_gives_an_ensemble_without_tree
     monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=20, tree_seconds=0))
     assert any("no trees are fitted: train.tree_seconds is 0" in line for line in lines)
-    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 5
+    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 6
     assert "tree_seconds" in trainer.state.may_differ[0][1]
     _, scores = agreeing_scores(trainer.run, home / "log.parquet", tmp_path, rtol=1e-6)
     assert len(set(scores.tolist())) > 1
@@ -463,10 +486,11 @@ def test_draws_that_split_no_leaf_do_not_end_the_growth(rounds: int) -> None:
     request = {f"{split}_{name}": array for split in ("train", "valid") for name, array in part.items()}
     if rounds:
         request = {key: array for key, array in request.items() if key.startswith("train")}
-    settings = {"sets": [], "codes": 0, "seed": 3, "num_leaves": 31, "seconds": 60, "most": 40}
+        request |= {"pairs": no_pairs().pairs, "edges": no_pairs().edges}
+    settings = {"sets": [], "categorical": [], "seed": 3, "num_leaves": 31, "seconds": 60, "most": 40}
     request |= {key: np.array(value, np.int64) for key, value in settings.items()}
-    models = fit(request | {"rounds": np.full(5, rounds)})["models"]
-    assert [model.decode().count("\nTree=") for model in models] == [40] * 5
+    models = fit(request | {"rounds": np.full(6, rounds)})["models"]
+    assert [model.decode().count("\nTree=") for model in models] == [40] * 5 + [0]
 
 
 def test_an_error_of_lightgbm_is_reported_with_its_last_line(

@@ -6,9 +6,9 @@ of weights and their averages contain only such numbers, and all integers here a
     feature, threshold, left, right
 
 If the feature is f >= 0, samples with ``row[f] <= threshold`` go left. If it is ``-1 - f``, the threshold is the place
-of the first code of a set, and samples whose number is one of its codes go left. Codes are whole numbers below 2^24, and
-the last code c of a set is stored as ``-1 - c``. A child c >= 0 is a node of the same tree, which has a larger number
-than its parent, and ``-1 - c`` is a leaf.
+of the first code of a set, and samples whose number is one of its codes go left. Codes are whole numbers below 2^24,
+and the last code c of a set is stored as ``-1 - c``. A child c >= 0 is a node of the same tree, which has a larger
+number than its parent, and ``-1 - c`` is a leaf.
 
 `pack_trees` validates trees once, and stores for each node which leaves remain possible on either side. Then
 `sum_trees` visits all nodes of a tree, for many rows at once, and the one leaf that remains is the result (Lucchese et

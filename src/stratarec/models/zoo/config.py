@@ -199,7 +199,7 @@ class EnsembleConfig(VectorsConfig):
     member_mlp: tuple[int, ...] = (128, 64)
     """Hidden sizes of each member's network."""
     trees: int = 0
-    """Most boosted trees of each of five more members, which LightGBM fits while the networks train. A member has fewer
+    """Most boosted trees of each of six more members, which LightGBM fits while the networks train. A member has fewer
     where validation stops improving. 0: no such members."""
     bins: int = 32
     """Q, number of bins between quantiles of a number; its effect is linear in each bin."""

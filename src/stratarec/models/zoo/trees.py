@@ -5,9 +5,11 @@ Trees select sharp effects of numbers, and interactions, that networks learn slo
 logits are columns behind the numbers of a network's dense input, so everything that computes the network can add them.
 
 A tree compares numbers: dense features, and for each sparse feature either its code, the id plus 1 (0 if there is none;
-ids are ordered by frequency), or the click rate of the code. For a list, both are its length.
+ids are ordered by frequency), or the click rate of the code. For a list, both are its length. For some pairs of columns
+it also compares the click rate of a pair of codes (`kernels/pair_rates.py`).
 
-Shapes: B samples, F numbers, S sparse features, M members, T trees, N nodes of all trees, R codes with a click rate.
+Shapes: B samples, F numbers, S sparse features, M members, T trees, N nodes of all trees, R codes with a click rate,
+P pairs of columns, E pairs of codes.
 """
 
 from __future__ import annotations
@@ -23,14 +25,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stratarec.batch.jagged import KeyedJagged
+from stratarec.kernels.pair_rates import EDGE_FIELDS, PAIR_FIELDS, RATE_FIELDS, PairRates, look_up_pairs
 from stratarec.kernels.trees import NODE_FIELDS, TREE_FIELDS, PackedTrees, TreeArrays, pack_trees, sum_trees
 
-MEMBERS = 5
+MEMBERS = 6
 """M, number of members that are trees (`training/steps/trees.py` says how they differ)."""
 RATED = 8192
 """Maximum number of codes of a feature that have a click rate; all larger codes have the rate of code 0."""
 LEAVES = 31
 """Maximum number of leaves of a tree."""
+PAIR_ARRAYS = ("pairs", "pair_rates", "edges")
+"""Names of the arrays of `PairRates` among the tensors of `TreeMembers`."""
 
 Length = Annotated[int, pydantic.Field(ge=0, lt=1 << 40)]
 
@@ -47,6 +52,12 @@ class TreeSizes:
     """K, number of codes in the sets that nodes compare with."""
     rated: Annotated[Length, pydantic.Field(ge=1)] = 1
     """R, number of codes that have a click rate."""
+    pairs: Length = 0
+    """P."""
+    pair_rates: Length = 0
+    """E, number of pairs of codes that have a click rate."""
+    edges: Length = 0
+    """Number of edges of dense features that are part of a pair."""
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> TreeSizes:
@@ -55,8 +66,8 @@ class TreeSizes:
             name: tensors[name].shape if name in tensors and tensors[name].dim() == len(shape) else (0,) * len(shape)
             for name, shape in cls().shapes(0).items()
         }
-        trees, nodes, sets = (shapes[name][0] for name in ("trees", "nodes", "sets"))
-        return cls(trees=trees, nodes=nodes, sets=sets, rated=max(shapes["rates"][1], 1))
+        lengths = {name: shapes[name][0] for name in ("trees", "nodes", "sets", *PAIR_ARRAYS)}
+        return cls(**lengths, rated=max(shapes["rates"][1], 1))
 
     def shapes(self, features: int) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor for a number of sparse features."""
@@ -66,6 +77,9 @@ class TreeSizes:
             "sets": (self.sets,),
             "leaves": (self.nodes + self.trees,),
             "rates": (features, self.rated),
+            "pairs": (self.pairs, PAIR_FIELDS),
+            "pair_rates": (self.pair_rates, RATE_FIELDS),
+            "edges": (self.edges, EDGE_FIELDS),
         }
 
 
@@ -83,6 +97,9 @@ class TreeMembers(nn.Module):
     sets: Tensor
     leaves: Tensor
     rates: Tensor
+    pairs: Tensor
+    pair_rates: Tensor
+    edges: Tensor
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -90,6 +107,7 @@ class TreeMembers(nn.Module):
         self.features: tuple[tuple[str, bool], ...] = ()
         self.dense = 0
         self._packed: tuple[Tensor, int, PackedTrees] | None = None
+        self._keys: tuple[Tensor, int, NDArray[np.int64]] | None = None
         for name, shape in TreeSizes().shapes(0).items():
             self.register_buffer(name, torch.zeros(shape))
 
@@ -117,10 +135,12 @@ class TreeMembers(nn.Module):
     @property
     def width(self) -> int:
         """Number of values of a sample that trees compare: codes, dense features and click rates."""
-        return 2 * len(self.features) + self.dense
+        return 2 * len(self.features) + self.dense + len(self.pairs)
 
     def columns(self, dense: Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
-        """Return the numbers that trees compare: codes, dense features and click rates, ``[B, S + F + S]``."""
+        """Return the numbers that trees compare: codes, dense features, click rates of codes and click rates of pairs,
+        ``[B, S + F + S + P]``.
+        """
         values, offsets = sparse.values.cpu().numpy(), sparse.bag_offsets().cpu().numpy()
         # Arrays of all features at once: a loop over features took longer than the trees of a single row.
         lengths = np.diff(offsets).reshape(len(sparse.keys), len(dense))
@@ -130,7 +150,28 @@ class TreeMembers(nn.Module):
         codes = np.where(is_list | (lengths[places] == 0), lengths[places], ids[places])
         rates = np.take_along_axis(self.rates.cpu().numpy(), np.where(codes < self.rates.shape[1], codes, 0), axis=1)
         numbers = (codes.T, dense.cpu().numpy(), np.where(is_list, codes, rates).T)
-        return np.concatenate([column.astype(np.float32) for column in numbers], axis=1)
+        rows = np.concatenate([column.astype(np.float32) for column in numbers], axis=1)
+        if not len(self.pairs):
+            return rows
+        of_pairs = look_up_pairs(rows, self.of_pairs(), self._pair_keys(), len(self.features))
+        return np.concatenate([rows, of_pairs], axis=1)
+
+    def of_pairs(self) -> PairRates:
+        """Return the click rates of pairs; arrays share the memory of the tensors, if these are on the CPU."""
+        return PairRates(*(getattr(self, name).cpu().numpy() for name in PAIR_ARRAYS))
+
+    def remove_pairs(self, place: int, codes: NDArray[np.int64]) -> None:
+        """Remove the click rates of pairs with one of `codes` of the sparse feature at `place`."""
+        pair, *of_row = self.pair_rates[:, :3].cpu().numpy().astype(np.int64).T
+        columns = self.pairs[:, :2].cpu().numpy()[pair]
+        is_named = [(columns[:, side] == place) & np.isin(of_row[side], codes) for side in (0, 1)]
+        self.pair_rates = self.pair_rates[torch.from_numpy(~(is_named[0] | is_named[1]))]
+
+    def _pair_keys(self) -> NDArray[np.int64]:
+        rates, version = self.pair_rates, self.pair_rates._version
+        if self._keys is None or self._keys[0] is not rates or self._keys[1] != version:
+            self._keys = rates, version, self.of_pairs().keys()
+        return self._keys[2]
 
     def forward(self, dense: Tensor, sparse: KeyedJagged) -> Tensor:
         """Return the logits of members, ``[B, M]``, on the CPU."""
@@ -142,6 +183,8 @@ class TreeMembers(nn.Module):
         """Check values, which may come from a file; return what is wrong, or an empty string."""
         if self._pack() is None:
             return "nodes that do not exist, have several parents or are not whole numbers"
+        if not self.of_pairs().is_valid(len(self.features) + self.dense, len(self.features)):
+            return "click rates of pairs that are not sorted, not from 0 to 1 or of columns that do not exist"
         return "" if bool(((self.rates >= 0) & (self.rates <= 1)).all()) else "click rates that are not from 0 to 1"
 
     def _pack(self) -> PackedTrees | None:

@@ -31,7 +31,7 @@ from stratarec.io.atomic import check_output
 from stratarec.models.metrics import Samples
 from stratarec.progress import Progress
 from stratarec.training.baseline.baselines import Baselines, Method, MethodFigures, write_baselines
-from stratarec.training.steps.trees import sums_of_other_parts
+from stratarec.training.steps.pair_rates import sums_of_other_parts
 
 # Maximum number of ids and numbers of samples in memory; with the copies that methods make, about 2 GiB.
 _MOST_VALUES = 40_000_000

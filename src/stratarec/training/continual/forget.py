@@ -75,6 +75,7 @@ def forget(run: Path, file: str) -> Forgotten:
             for place, feature in enumerate(trained.dataset.schema.sparse):
                 codes = rows.get(feature.vocabulary, np.zeros(0, dtype=np.int64)) + 1
                 trees.rates[place, codes[codes < trees.rates.shape[1]]] = 0
+                trees.remove_pairs(place, codes)
         loaded = checkpoint.load(trained.checkpoint)
         state = {name: loaded.state[name] for name in ("step", "training")}
         save_checkpoint(trained, trained.model, dataset, state, work)

@@ -18,6 +18,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.kernels.pair_rates import PairRates, look_up_pairs, no_pairs
+from stratarec.training.steps.pair_rates import Labels, choose_pairs, fit_pairs
+
 _PATIENCE = 50
 # Number of successive draws of features and thresholds without a split after which the growth ends.
 _DRAWS = 20
@@ -30,8 +33,8 @@ _SETTINGS: dict[str, Any] = {
 class Member(NamedTuple):
     """Member of an ensemble that is fitted here."""
 
-    inputs: Literal["codes", "rates", "both"]
-    """Whether its trees compare codes or click rates, next to dense features."""
+    inputs: Literal["codes", "rates", "both", "pairs"]
+    """What its trees compare, next to dense features: codes, click rates, both, or also click rates of pairs."""
     settings: dict[str, Any]
 
 
@@ -49,7 +52,7 @@ _STRONG = {
 }  # fmt: skip
 MEMBERS = (
     Member("codes", _STRONG), Member("codes", _EXTRA), Member("codes", _LIGHT), Member("rates", _EXTRA),
-    Member("both", _LIGHT),
+    Member("both", _LIGHT), Member("pairs", _LIGHT),
 )  # fmt: skip
 _FIRST_THREAD = 3
 """Number of members that the first of two threads fits; the others take as long."""
@@ -57,26 +60,42 @@ _HIDDEN = ("sklearn", "pandas", "matplotlib", "graphviz", "dask")
 
 
 def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return ``models``, the trees of each member as LightGBM writes them, and ``limited``, whether the limit in
-    seconds ended the fit of the member.
+    """Return ``models``, the trees of each member as LightGBM writes them; ``limited``, whether the limit in seconds
+    ended the fit of the member; ``pairs``, ``pair_rates`` and ``edges`` (`PairRates`).
 
     Parameters
     ----------
     request : mapping
-        ``train_rows``, ``train_label``, ``train_weight`` and the same for ``valid``; ``codes``, the number of the first
-        columns that are codes, and as many last columns are click rates; ``sets``, the codes that are categorical;
-        ``num_leaves``, ``seed``, and ``seconds``, the limit; ``most``, the most trees of a member; ``rounds``, the
-        number of trees of each member if there is no ``valid``.
+        ``train_rows``, ``train_label``, ``train_weight`` and the same for ``valid``; ``categorical``, whether each of
+        the first columns is a code or the length of a list, and as many last columns are click rates; ``sets``, the
+        codes that are compared with sets; ``num_leaves``, ``seed``, and ``seconds``, the limit; ``most``, the most
+        trees of a member. If there is no ``valid``: ``rounds``, the number of trees of each member, and ``pairs`` and
+        ``edges``, the pairs of columns that have click rates.
     """
     import lightgbm
 
-    codes, limit, began = int(request["codes"]), float(request["seconds"]), time.monotonic()
+    codes, limit, began = len(request["categorical"]), float(request["seconds"]), time.monotonic()
     width = request["train_rows"].shape[1]
-    parts = {"codes": slice(0, width - codes), "rates": slice(codes, width), "both": slice(0, width)}
     train, valid = (
         [request[f"{split}_{name}"] for name in ("rows", "label", "weight") if f"{split}_{name}" in request]
         for split in ("train", "valid")
     )
+
+    seen, labels = train[0][:, : width - codes], Labels(train[1], train[2], int(request["seed"]))
+    pairs = choose_pairs(seen, labels, request["categorical"].tolist()) if valid else no_pairs()
+    if not valid:
+        pairs = PairRates(request["pairs"], pairs.rates, request["edges"])
+    if len(pairs.pairs):
+        pairs, own = fit_pairs(seen, labels, pairs, codes)
+        train[0] = np.concatenate([train[0], own], axis=1)
+    if len(pairs.pairs) and valid:
+        valid[0] = np.concatenate(
+            [valid[0], look_up_pairs(valid[0][:, : width - codes], pairs, pairs.keys(), codes)], axis=1
+        )
+    parts = {
+        "codes": slice(0, width - codes), "rates": slice(codes, width), "both": slice(0, width),
+        "pairs": slice(0, width + len(pairs.pairs)),
+    }  # fmt: skip
 
     def data_of(inputs: str) -> tuple[lightgbm.Dataset, lightgbm.Dataset | None]:
         rows = train[0][:, parts[inputs]]
@@ -87,10 +106,17 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         return data, lightgbm.Dataset(valid[0][:, parts[inputs]], valid[1], weight=valid[2], reference=data)
 
     def fit_members(numbers: range) -> list[tuple[bytes, bool]]:
-        data = {inputs: data_of(inputs) for inputs in dict.fromkeys(MEMBERS[number].inputs for number in numbers)}
+        data = {
+            inputs: data_of(inputs)
+            for inputs in dict.fromkeys(MEMBERS[number].inputs for number in numbers)
+            if inputs != "pairs" or len(pairs.pairs)
+        }
         fitted = []
         for place, number in enumerate(numbers, 1):
             inputs, settings = MEMBERS[number]
+            if inputs == "pairs" and not len(pairs.pairs):
+                fitted.append((b"", False))
+                continue
             fixed = {"num_leaves": int(request["num_leaves"]), "seed": int(request["seed"]) + number}
             booster = lightgbm.Booster({**_SETTINGS, **settings, **fixed}, data[inputs][0])
             most, held_out = int(request["most"]), data[inputs][1]
@@ -109,7 +135,13 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     with ThreadPoolExecutor(2) as threads:
         halves = threads.map(fit_members, (range(_FIRST_THREAD), range(_FIRST_THREAD, len(MEMBERS))))
         models, limited = zip(*(member for half in halves for member in half), strict=True)
-    return {"models": np.array(models), "limited": np.array(limited)}
+    return {
+        "models": np.array(models),
+        "limited": np.array(limited),
+        "pairs": pairs.pairs,
+        "pair_rates": pairs.rates,
+        "edges": pairs.edges,
+    }
 
 
 def _grow(booster: Any, deadline: float, most: int, *, is_validated: bool) -> tuple[int, bool]:

@@ -4,8 +4,9 @@ All members are fitted to the training split; the validation split determines th
 regularized strongly and lightly, because the former are better on small logs and the latter on logs with sharp effects.
 A third draws one threshold for each feature (extremely randomized trees, Geurts et al. 2006), so that it errs
 differently. These compare codes. A fourth, with the settings of the third, has click rates in place of codes, which
-help for features with many values, and the fifth has codes and click rates. The rate of a training sample's value is
-computed without the tenth of the samples that contains the sample, so that no sample sees its own label. The
+help for features with many values, the fifth has codes and click rates, and the sixth also has click rates of pairs of
+columns (`pair_rates.py`). It has no trees if no pair says more than its columns. The rate of a training sample's value
+is computed without the tenth of the samples that contains the sample, so that no sample sees its own label. The
 parameters are the result of simulations (`docs/log.md`).
 """
 
@@ -33,17 +34,16 @@ from stratarec.errors import TrainingError
 from stratarec.io.atomic import storage_errors
 from stratarec.kernels.runtime.cores import memory_bytes
 from stratarec.kernels.trees import NODE_FIELDS, TREE_FIELDS
-from stratarec.models.zoo.trees import LEAVES, RATED, TreeMembers, TreeSizes
+from stratarec.models.zoo.trees import LEAVES, PAIR_ARRAYS, RATED, TreeMembers, TreeSizes
 from stratarec.progress import Progress
 from stratarec.recipe.train_section import TrainConfig
+from stratarec.training.steps.pair_rates import Labels
 from stratarec.training.steps.tree_process import MEMBERS
 
 Doubles = NDArray[np.float64]
 _BATCH = 1 << 16
 # Copies of the samples in memory: of this process, of the other one, and that from which LightGBM makes bins.
 _COPIES = 3
-# A click rate is that of a value's samples and of _STRENGTH samples with the mean rate, without one of _PARTS.
-_STRENGTH, _PARTS = 3.0, 10
 
 
 class TreeFit:
@@ -86,8 +86,9 @@ class TreeFit:
         ]
         counts = trees.counts
         rated = min(max(tables.values(), default=0) + 1, RATED)
+        pairs = trees.of_pairs() if growth else None
         trees.resize(TreeSizes(rated=rated))
-        _fit_rates(trees, *train, config.seed)
+        _fit_rates(trees, train[0], Labels(*train[1:], config.seed))
         splits = {"train": train}
         if not growth:
             splits["valid"] = _read(trees, dataset, "valid", positive)  # with click rates
@@ -102,8 +103,11 @@ class TreeFit:
             arrays: dict[str, Any] = {
                 f"{split}_{name}": array for split in splits for name, array in zip(parts, splits[split], strict=True)
             }
+            if pairs is not None:
+                arrays |= {"pairs": pairs.pairs, "edges": pairs.edges}
             np.savez(
-                file, **arrays, sets=np.array(sets, np.int64), codes=len(trees.features), seed=config.seed,
+                file, **arrays, sets=np.array(sets, np.int64), seed=config.seed,
+                categorical=np.array([not is_list for _, is_list in trees.features], np.bool_),
                 num_leaves=LEAVES, seconds=config.tree_seconds, most=trees.most,
                 rounds=np.rint(growth * counts).astype(np.int64),
             )  # fmt: skip
@@ -141,7 +145,7 @@ class TreeFit:
             result, difference = self._result()
             self._reason = difference or str(result.get("reason", ""))
             if not self._reason:
-                self._store([model.decode() for model in result["models"].tolist()])
+                self._store(result)
             if limited := int(result.get("limited", np.zeros(0)).sum()):
                 difference = f"train.tree_seconds ({self._seconds:g} s) ended the fit of {limited} members of trees"
                 if not len(self._trees.trees):
@@ -168,10 +172,12 @@ class TreeFit:
         return {}, f"{reason.rstrip()} (memory was probably full)"
 
     @torch.no_grad()
-    def _store(self, models: Sequence[str]) -> None:
-        """Store the trees of members that LightGBM wrote as text."""
+    def _store(self, result: Mapping[str, NDArray[Any]]) -> None:
+        """Store the trees of members, which LightGBM wrote as text, and the click rates that they compare."""
         codes = len(self._trees.features)
-        arrays = read_models(models, [codes if member.inputs == "rates" else 0 for member in MEMBERS])
+        models = [model.decode() for model in result["models"].tolist()]
+        arrays = {name: result[name] for name in PAIR_ARRAYS}
+        arrays |= read_models(models, [codes if member.inputs == "rates" else 0 for member in MEMBERS])
         rates, lengths = self._trees.rates, {name: len(array) for name, array in arrays.items() if name != "leaves"}
         self._trees.resize(TreeSizes(**lengths, rated=rates.shape[1]))
         self._trees.rates.copy_(rates)
@@ -190,40 +196,32 @@ def _has_both_classes(_rows: NDArray[np.float32], label: NDArray[np.float32], we
 
 
 @torch.no_grad()
-def _fit_rates(
-    trees: TreeMembers, rows: NDArray[np.float32], label: NDArray[np.float32], weight: NDArray[np.float32], seed: int
-) -> None:
+def _fit_rates(trees: TreeMembers, rows: NDArray[np.float32], labels: Labels) -> None:
     """Set the click rates of codes, and in `rows` replace the rate of each sample by that without its part."""
-    part, rated = np.random.default_rng(seed).integers(0, _PARTS, len(rows)), trees.sizes.rated
-    clicks, mean = label * weight, np.average(label, weights=weight)
+    rated = trees.sizes.rated
     for place, (_, is_list) in enumerate(trees.features):
         if is_list:
             continue
         code = np.where(rows[:, place] < rated, rows[:, place], 0).astype(np.int64)
-        own, known = (sums_of_other_parts(code, part, column) for column in (clicks, weight))
-        rows[:, place - len(trees.features)] = (own + _STRENGTH * mean) / (known + _STRENGTH)
-        positives, samples = (np.bincount(code, column, rated) for column in (clicks, weight))
-        trees.rates[place] = torch.from_numpy((positives + _STRENGTH * mean) / (samples + _STRENGTH))
-
-
-def sums_of_other_parts(code: NDArray[Any], part: NDArray[Any], column: NDArray[Any]) -> NDArray[np.float64]:
-    """Return for each sample the sum of a column over the samples with its code that are in other parts."""
-    both = part * (code.max(initial=0) + 1) + code
-    sums: NDArray[np.float64] = np.bincount(code, column)[code] - np.bincount(both, column)[both]
-    return sums
+        rates = labels.rates(code, rated)
+        rows[:, place - len(trees.features)] = rates.own
+        trees.rates[place] = torch.from_numpy(rates.by_code)
 
 
 def _read(
     trees: TreeMembers, dataset: Dataset, split: str, positive: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Return the numbers that trees compare, the labels and the weights of all samples of a split."""
+    """Return the numbers that trees compare, except rates of pairs, the labels and the weights of all samples of a
+    split.
+    """
     loader = Loader(dataset, split, LoaderConfig(batch_size=_BATCH, shuffle=False, unit="sample", expand=True))
-    samples = dataset.samples(split)
-    rows = np.empty((samples, trees.width), np.float32)
+    samples, width = dataset.samples(split), 2 * len(trees.features) + trees.dense
+    rows = np.empty((samples, width), np.float32)
     label, weight, end = np.empty(samples, np.float32), np.ones(samples, np.float32), 0
     for batch in loader.epoch(0):
         place = slice(end, end := end + len(batch.label))
-        rows[place], label[place] = trees.columns(batch.dense, batch.sparse), batch.label.cpu().numpy()
+        rows[place] = trees.columns(batch.dense, batch.sparse)[:, :width]
+        label[place] = batch.label.cpu().numpy()
         if batch.weight is not None:
             weight[place] = batch.weight.cpu().numpy()
     return rows, label, np.where(label > 0, weight * np.float32(positive), weight)
