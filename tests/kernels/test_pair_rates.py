@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratarec.kernels.pair_rates import CODES, PairRates, look_up_pairs, no_pairs, pair_codes
+from stratarec.kernels.trees import CODES
+from stratarec.kernels.trees.pair_rates import PairRates, look_up_pairs, no_pairs, pair_codes
 
 S = 2
 EDGES = ((2, 0.5), (2, 2.0), (3, -1.0))

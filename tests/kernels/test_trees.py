@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratarec.kernels.trees import CODES, NODE_FIELDS, TreeArrays, pack_trees, reference_sum_trees, sum_trees
+from stratarec.kernels.trees import CODES
+from stratarec.kernels.trees.sums import NODE_FIELDS, TreeArrays, pack_trees, reference_sum_trees, sum_trees
 
 M, T, N, COLUMNS, K = 2, 10, 7, 3, 900
 

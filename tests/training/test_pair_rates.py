@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratarec.kernels.pair_rates import look_up_pairs
+from stratarec.kernels.trees.pair_rates import look_up_pairs
 from stratarec.training.steps.pair_rates import Labels, choose_pairs, fit_pairs
 
 N = 4000

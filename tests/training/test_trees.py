@@ -34,7 +34,7 @@ from stratarec.errors import ConfigError, ExportError, StorageError, TrainingErr
 from stratarec.estimator.click_model import ClickModel
 from stratarec.io.sealed import write_sealed
 from stratarec.io.tensors import read_tensors, write_tensors
-from stratarec.kernels.pair_rates import no_pairs
+from stratarec.kernels.trees.pair_rates import no_pairs
 from stratarec.models.zoo.trees import RATED, TreeMembers, TreeSizes
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe

@@ -6,7 +6,7 @@ logits are columns behind the numbers of a network's dense input, so everything 
 
 A tree compares numbers: dense features, and for each sparse feature either its code, the id plus 1 (0 if there is none;
 ids are ordered by frequency), or the click rate of the code. For a list, both are its length. For some pairs of columns
-it also compares the click rate of a pair of codes (`kernels/pair_rates.py`).
+it also compares the click rate of a pair of codes (`kernels/trees/pair_rates.py`).
 
 Shapes: B samples, F numbers, S sparse features, M members, T trees, N nodes of all trees, R codes with a click rate,
 P pairs of columns, E pairs of codes.
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.kernels.pair_rates import EDGE_FIELDS, PAIR_FIELDS, RATE_FIELDS, PairRates, look_up_pairs
-from stratarec.kernels.trees import NODE_FIELDS, TREE_FIELDS, PackedTrees, TreeArrays, pack_trees, sum_trees
+from stratarec.kernels.trees.pair_rates import EDGE_FIELDS, PAIR_FIELDS, RATE_FIELDS, PairRates, look_up_pairs
+from stratarec.kernels.trees.sums import NODE_FIELDS, TREE_FIELDS, PackedTrees, TreeArrays, pack_trees, sum_trees
 
 MEMBERS = 6
 """M, number of members that are trees (`training/steps/trees.py` says how they differ)."""
@@ -84,7 +84,7 @@ class TreeSizes:
 
 
 class TreeMembers(nn.Module):
-    """Boosted trees, stored as tensors without padding (`kernels/trees.py`). There are none until they are fitted.
+    """Boosted trees, stored as tensors without padding (`kernels/trees/sums.py`). There are none until they are fitted.
 
     Parameters
     ----------

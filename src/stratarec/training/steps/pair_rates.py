@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.kernels.pair_rates import CODES, PairRates, no_pairs, pair_codes
+from stratarec.kernels.trees import CODES
+from stratarec.kernels.trees.pair_rates import PairRates, no_pairs, pair_codes
 
 # A click rate is that of a value's samples and of _STRENGTH samples with the mean rate, without one of _PARTS.
 _STRENGTH, _PARTS = 3.0, 10

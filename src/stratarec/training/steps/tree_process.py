@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.kernels.pair_rates import PairRates, look_up_pairs, no_pairs
+from stratarec.kernels.trees.pair_rates import PairRates, look_up_pairs, no_pairs
 from stratarec.training.steps.pair_rates import Labels, choose_pairs, fit_pairs
 
 _PATIENCE = 50

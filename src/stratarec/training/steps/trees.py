@@ -33,7 +33,7 @@ from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import TrainingError
 from stratarec.io.atomic import storage_errors
 from stratarec.kernels.runtime.cores import memory_bytes
-from stratarec.kernels.trees import NODE_FIELDS, TREE_FIELDS
+from stratarec.kernels.trees.sums import NODE_FIELDS, TREE_FIELDS
 from stratarec.models.zoo.trees import LEAVES, PAIR_ARRAYS, RATED, TreeMembers, TreeSizes
 from stratarec.progress import Progress
 from stratarec.recipe.train_section import TrainConfig
@@ -228,7 +228,7 @@ def _read(
 
 
 def read_models(models: Sequence[str], firsts: Sequence[int]) -> dict[str, NDArray[np.float32]]:
-    """Return the arrays of `kernels/trees.py`, by name, for the models of members, which LightGBM wrote as text.
+    """Return the arrays of `kernels/trees/sums.py`, by name, for the models of members, which LightGBM wrote as text.
 
     Parameters
     ----------

@@ -26,10 +26,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from stratarec.kernels.trees import CODES
+
 NODE_FIELDS, TREE_FIELDS = 4, 2
 """Number of numbers in a node and in the description of a tree."""
-CODES = 1 << 24
-"""Codes are smaller: float32 represents all whole numbers up to here."""
 # Leaves are bits of positive int32 numbers.
 _MOST_NODES = 30
 # Rows that are computed together.

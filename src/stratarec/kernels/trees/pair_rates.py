@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.kernels.trees import CODES
+
 PAIR_FIELDS, RATE_FIELDS, EDGE_FIELDS = 3, 4, 2
-CODES = 1 << 24
-"""Codes are smaller: float32 represents all whole numbers up to here."""
 MOST_PAIRS = 1 << 14
 """Maximum of P, for which keys of pairs are int64 numbers."""
 
