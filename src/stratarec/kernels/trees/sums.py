@@ -32,8 +32,8 @@ NODE_FIELDS, TREE_FIELDS = 4, 2
 """Number of numbers in a node and in the description of a tree."""
 # Leaves are bits of positive int32 numbers.
 _MOST_NODES = 30
-# Rows that are computed together.
-_BLOCK = 512
+# Rows that are computed together. With fewer than `_FEW` rows, sets are tested one row after another.
+_BLOCK, _FEW = 512, 16
 
 Floats = NDArray[np.float32]
 
@@ -66,6 +66,8 @@ class PackedTrees(NamedTuple):
     """``[N, 2]`` first place and end of a node's codes in `sets`; 0 for nodes without a set."""
     kept: NDArray[np.int32]
     """``[N, 2]`` leaves that remain possible to the left and to the right of a node, as bits."""
+    signatures: NDArray[np.uint64]
+    """``[N]`` the lowest six bits of the codes of a node's set, each as a bit."""
     sets: Floats
     """``[K]`` codes."""
 
@@ -84,7 +86,7 @@ def pack_trees(arrays: TreeArrays, columns: int, members: int) -> PackedTrees | 
     packed = PackedTrees(
         np.zeros(trees, np.int32), np.zeros((trees, 2), np.int32), np.zeros(nodes, np.int32),
         np.zeros(nodes, np.float32), np.zeros((nodes, 2), np.int32), np.zeros((nodes, 2), np.int32),
-        np.where(arrays.sets < 0, -1 - arrays.sets, arrays.sets),
+        np.zeros(nodes, np.uint64), np.where(arrays.sets < 0, -1 - arrays.sets, arrays.sets),
     )  # fmt: skip
     if len(arrays.leaves) != nodes + trees:
         return None
@@ -152,6 +154,8 @@ def _pack_trees(arrays, columns, members, packed):
                     if is_set:
                         packed.places[end, 0] = int(tree[n, 1])
                         packed.places[end, 1] = set_ends[int(tree[n, 1])]
+                        for place in range(packed.places[end, 0], packed.places[end, 1]):
+                            packed.signatures[end] |= np.uint64(1) << (np.uint64(packed.sets[place]) & np.uint64(63))
                     for side in range(2):
                         # The root also removes bits without a leaf.
                         packed.kept[end, side] = below[n, side] if n == 0 else ~below[n, 1 - side]
@@ -210,10 +214,18 @@ def _sum_trees(rows, trees, leaves, sums):
                 column, (start, stop) = block[trees.columns[n]], trees.places[n]
                 left, right = trees.kept[n]
                 in_set[:count] = 0
-                for place in range(start, stop):
-                    code = trees.sets[place]
+                if count < _FEW:
                     for b in range(count):
-                        in_set[b] |= np.int32(column[b] == code)
+                        number = column[b]
+                        bit = np.uint64(1) << (np.uint64(np.int64(number)) & np.uint64(63))
+                        if trees.signatures[n] & bit:
+                            for place in range(start, stop):
+                                in_set[b] |= np.int32(trees.sets[place] == number)
+                else:
+                    for place in range(start, stop):
+                        code = trees.sets[place]
+                        for b in range(count):
+                            in_set[b] |= np.int32(column[b] == code)
                 for b in range(count):
                     possible[b] &= left if in_set[b] else right
             values = leaves[first_leaf:]
