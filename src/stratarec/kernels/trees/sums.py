@@ -217,8 +217,9 @@ def _sum_trees(rows, trees, leaves, sums):
                 if count < _FEW:
                     for b in range(count):
                         number = column[b]
-                        bit = np.uint64(1) << (np.uint64(np.int64(number)) & np.uint64(63))
-                        if trees.signatures[n] & bit:
+                        is_code = np.float32(0.0) <= number < np.float32(CODES)
+                        place_of_bit = np.uint64(np.int64(number) if is_code else 0) & np.uint64(63)
+                        if (trees.signatures[n] >> place_of_bit) & np.uint64(1):
                             for place in range(start, stop):
                                 in_set[b] |= np.int32(trees.sets[place] == number)
                 else:
