@@ -17,6 +17,7 @@ from typing import Any, get_args, get_origin
 
 import stratarec
 from stratarec.cli.run_command import EXIT_CODES, make_parser
+from stratarec.config.choices import OneOf, Sections
 from stratarec.models.metrics import METRICS
 from stratarec.recipe import Recipe
 
@@ -62,7 +63,7 @@ def _sections() -> Iterator[tuple[str, type]]:
             continue
         seen.add(kind)
         yield path, kind
-        hints = typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind, include_extras=True)
         fields = [(f"{path}.{each.name}".lstrip("."), hints[each.name]) for each in dataclasses.fields(kind)]
         waiting = [(place, found) for place, hint in fields for found in _dataclasses(hint)] + waiting
 
@@ -161,6 +162,8 @@ EXPLANATIONS = {
     "TrainConfig.shuffle_row_groups": "how-to/slow-or-wrong.md#it-runs-out-of-memory",
     "TrainConfig.portions": f"{_RECIPES}#several-hosts-on-a-slow-network",
     "TrainConfig.shuffle": "explanation/deduplication.md",
+    "TrainConfig.loss": f"{_RECIPES}#a-loss-other-than-cross-entropy",
+    "LossConfig": f"{_RECIPES}#a-loss-other-than-cross-entropy",
     "TrainConfig.loss_weights": f"{_RECIPES}#clicks-and-likes-at-once",
     "TrainConfig.class_weight": "how-to/reading-a-report.md#calibration",
     "TrainConfig.calibration": "how-to/reading-a-report.md#calibration",
@@ -217,7 +220,7 @@ def _link(kind: type, field: str) -> str:
 
 
 def _section(path: str, kind: type) -> Iterator[str]:
-    hints, texts = typing.get_type_hints(kind, include_extras=False), _texts(kind)
+    hints, texts = typing.get_type_hints(kind, include_extras=True), _texts(kind)
     default_kind = next((f.default for f in dataclasses.fields(kind) if f.name == "kind"), None)
     name = path or "The recipe"
     yield f"## {name}" + (f", kind {default_kind}" if isinstance(default_kind, str) else "")
@@ -235,7 +238,15 @@ def _section(path: str, kind: type) -> Iterator[str]:
         yield ""
 
 
+def _choices(hint: Any) -> OneOf | Sections | None:
+    """What the hint says of the entries of a registry."""
+    marks = hint.__metadata__ if get_origin(hint) is typing.Annotated else ()
+    return next((mark for mark in marks if isinstance(mark, (OneOf, Sections))), None)
+
+
 def _dataclasses(hint: Any) -> Iterator[type]:
+    if isinstance(mark := _choices(hint), Sections):
+        hint = mark.union
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         yield hint
     for part in get_args(hint):
@@ -243,6 +254,10 @@ def _dataclasses(hint: Any) -> Iterator[type]:
 
 
 def _type(hint: Any) -> str:
+    if isinstance(mark := _choices(hint), OneOf):
+        return " | ".join(mark.names())
+    if get_origin(hint) is typing.Annotated:
+        return _type(hint.__origin__)
     if get_origin(hint) is typing.Literal:
         return " | ".join(map(str, get_args(hint)))
     if hint is type(None):

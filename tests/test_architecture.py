@@ -34,10 +34,11 @@ LAYERS = (
     ("batch",),
     ("kernels",),
     ("io", "config", "progress"),
+    ("registry",),
     ("errors",),
 )
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
-LOOSE = {"__init__.py", "__main__.py", "errors.py", "progress.py"}
+LOOSE = {"__init__.py", "__main__.py", "errors.py", "progress.py", "registry.py"}
 """Modules that are in no package."""
 MODULE_LINES, FILES, PARAMETERS = 800, 16, 10
 """Maximum lines of a module outside `kernels`, files of a folder, and parameters of a function."""
@@ -46,20 +47,21 @@ BUDGETS = {
     "estimator": 476,
     "cli": 5_038,
     "training": 7_950,
-    "recipe": 343,
+    "recipe": 355,
     "planning": 2_230,
     "distributed": 1_939,
     "serving": 1_254,
     "reporting": 1_827,
-    "models": 2_400,
+    "models": 2_482,
     "hot": 472,
     "data": 7_684,
     "embedding": 4_919,
     "batch": 319,
     "kernels": 7_435,
     "io": 952,
-    "config": 295,
+    "config": 364,
     "progress": 48,
+    "registry": 16,
     "errors": 25,
 }
 """Maximum lines of code of each package; blank lines, docstrings and comments are not counted.

@@ -21,7 +21,7 @@ from stratarec.distributed.wire import WIRES
 from stratarec.embedding.config import CachePolicy, CodecKind
 from stratarec.kernels.cache import POLICIES
 from stratarec.kernels.codec.kinds import KINDS
-from stratarec.models.registry import BUILT_IN, score_of
+from stratarec.models.registry import MODELS, score_of
 from stratarec.recipe import Recipe
 
 if sys.version_info >= (3, 11):
@@ -128,7 +128,7 @@ def test_settings_match_the_code() -> None:
     assert get_args(CachePolicy) == tuple(POLICIES)
     assert get_args(WireKind) == tuple(WIRES)
     assert get_args(DenseWireKind) == tuple(kind for kind, wire in WIRES.items() if wire.dense is not None)
-    assert all(score_of(kind).config is config for kind, (config, _) in BUILT_IN.items())
+    assert all(score_of(kind).config is config for kind, (config, _) in MODELS.items())
 
 
 def test_ctrl_c_while_commands_load_is_one_line() -> None:

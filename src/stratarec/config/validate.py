@@ -14,6 +14,7 @@ from typing import Any
 
 import pydantic
 
+from stratarec.config.choices import Sections
 from stratarec.errors import ConfigError
 
 # Maximum number of characters of a value in a message.
@@ -133,7 +134,9 @@ def _at(kind: Any, location: Sequence[str | int]) -> Any:
 
 
 def _bare(kind: Any) -> Any:
-    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+    if typing.get_origin(kind) is not typing.Annotated:
+        return kind
+    return next((mark.union for mark in kind.__metadata__ if isinstance(mark, Sections)), typing.get_args(kind)[0])
 
 
 def _members(kind: Any) -> list[Any]:

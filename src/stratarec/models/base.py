@@ -72,6 +72,8 @@ class Score(nn.Module):
     captured: ClassVar[bool] = False
     """Whether a CUDA graph can repeat a training step on an NVIDIA GPU. `forward` must then queue the same kernels for
     all batches of a shape: without copies from the host, waits, random numbers or state."""
+    tower: ClassVar[type[Any] | None] = None
+    """Class of this model's `TowerModule`; None if towers can only send their vectors."""
     out: nn.Linear | Terms | SharedBottom | MMoE
     """The last layer, or the heads of several labels."""
 

@@ -12,6 +12,7 @@ from stratarec.data.dataset.row_group import Unit
 from stratarec.embedding.optimizers import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.io.remote import check_store_url
+from stratarec.models.losses import LOSSES, AnyLossConfig, CrossEntropyConfig
 from stratarec.models.metrics import MetricName
 
 # More threads fail to start or make the machine unusable.
@@ -169,6 +170,9 @@ class TrainConfig:
     """Unit of shuffling. ``sample`` shuffles single samples and ``session`` whole sessions. ``run`` keeps adjacent
     samples of a session together if they share the values of deduplication groups and histories. ``auto`` is ``run``
     if the data set has deduplication groups, else ``sample``."""
+    loss: AnyLossConfig = field(default_factory=CrossEntropyConfig)
+    """Loss of a sample that training minimizes. Only with ``cross_entropy`` is a score the logarithm of odds: a run
+    with another loss always calibrates its scores on the validation split, which needs 20 samples of each class."""
     loss_weights: Mapping[str, float] = field(default_factory=dict)
     """Label -> factor on its loss, for models with several labels; 1 by default."""
     class_weight: Literal["balanced"] | Mapping[str, float] = field(default_factory=dict)
@@ -201,6 +205,11 @@ class TrainConfig:
         if self.clip_rows and not self.clip_norm:
             raise ConfigError(
                 "train.clip_rows is true, but train.clip_norm is 0: set it to the norm to scale gradients to"
+            )
+        if self.calibration == "none" and not self.has_log_odds:
+            raise ConfigError(
+                f"train.calibration is none, but scores of train.loss {self.loss.kind} are no probabilities without "
+                "one: set it to auto, or train.loss.kind to cross_entropy"
             )
         if self.portions > self.batch_size:
             raise ConfigError(
@@ -260,6 +269,11 @@ class TrainConfig:
         return replace(self, dense=dense, embedding=rows)
 
     @property
+    def has_log_odds(self) -> bool:
+        """Whether logits are log-odds of a positive label. If not, scores are probabilities only by a calibration."""
+        return LOSSES[self.loss.kind].log_odds
+
+    @property
     def fitted(self) -> tuple[CalibrationKind, ...]:
         """Kinds of calibration to try on the validation split, the simplest first. With class weights, it is a shift.
 
@@ -267,6 +281,8 @@ class TrainConfig:
         """
         if self.calibration in ("platt", "isotonic"):
             return (self.calibration,)
+        if not self.has_log_odds:
+            return ("platt", "isotonic")
         simplest: CalibrationKind = "shift" if self.class_weight else "none"
         return (simplest,) if self.calibration == "none" else (simplest, "platt", "isotonic")
 

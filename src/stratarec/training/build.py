@@ -31,6 +31,7 @@ from stratarec.io.scratch import ScratchDirectory
 from stratarec.kernels.runtime.accelerator import CPU
 from stratarec.models import CTRModel, build_model
 from stratarec.models.base import Network, build_tables
+from stratarec.models.losses import CrossEntropyConfig
 from stratarec.models.tower_config import check_plan
 from stratarec.models.zoo.ensemble import EnsembleScore
 from stratarec.planning.bytes import in_memory
@@ -50,9 +51,11 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     content = recipe.to_dict()
     free = (
         "run", "epochs", "max_steps", "threads", "checkpoint", "mirror", "log_every", "report", "curves", "trace",
-        "eval_every", "early_stopping", "calibration", "device", "refit",
+        "eval_every", "early_stopping", "calibration", "device", "refit", "loss",
     )  # fmt: skip
     train = {key: value for key, value in content["train"].items() if key not in free}
+    if recipe.train.loss != CrossEntropyConfig():  # checkpoints without a loss are of cross-entropy
+        train["loss"] = content["train"]["loss"]
     if recipe.hot.separate_batches:  # another order of samples
         train["hot"] = content["hot"]
     return {"model": content["model"], "train": train, "inputs": dataset.inputs(), "dataset": dataset.fingerprint}
@@ -136,7 +139,10 @@ def new_model(
             f"{format_bytes(plan.used('hbm'))}: end other programs on the GPU, or lower memory.hbm"
         ) from error
     model.place(device)
-    model.network.correction = tuple(math.log(recipe.data.split.negatives) - math.log(weight) for weight in weights)
+    model.network.correction = tuple(
+        math.log(recipe.data.split.negatives) - math.log(weight) if recipe.train.has_log_odds else 0.0
+        for weight in weights
+    )
     if mesh is not None and mesh.between is not None:
         return DisaggregatedModel(model, mesh, recipe.distributed, recipe.train.seed)
     return model

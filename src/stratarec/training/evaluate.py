@@ -292,7 +292,7 @@ _CELLS_PER_LOGIT = 256
 _PARTS, _MANY = 5, 10_000
 # Smallest number of samples of each class to which a map is fitted. With a tenth of them, the log loss of a well
 # calibrated model rose from 0.45 to 0.75 in the worst of 200 files. A shift is regularized instead.
-_LEAST_OF_CLASS = 20
+LEAST_OF_CLASS = 20
 
 
 def fit(
@@ -349,7 +349,7 @@ def _fit(
 ) -> LogitMap:
     """Return the map of the best kind. A more complex kind is better only if it gains more than a standard error."""
     positives = int(truth.sum())
-    are_many = min(positives, len(truth) - positives) >= _LEAST_OF_CLASS
+    are_many = min(positives, len(truth) - positives) >= LEAST_OF_CLASS
 
     def mapped(kind: CalibrationKind, chosen: slice | NDArray[np.bool_]) -> LogitMap:
         fits = 0 < truth[chosen].sum() < len(truth[chosen]) and (are_many or kind == "shift")

@@ -37,7 +37,7 @@ from stratarec.recipe.train_section import TrainConfig
 from stratarec.reporting.curve_writers import CurveWriters
 from stratarec.reporting.metric_texts import by_label, show_with_interval
 from stratarec.training.checkpoint import CheckpointManager
-from stratarec.training.evaluate import ScoredSamples, measured, score_split
+from stratarec.training.evaluate import ScoredSamples, corrected_by, fit, measured, score_split
 from stratarec.training.steps.members import BestMembers
 from stratarec.training.steps.state import (
     Evaluation,
@@ -482,6 +482,8 @@ class Validation:
             samples, members = self._scored(state.step, closing)
         except Stopped:
             return False
+        if not self.config.has_log_odds:
+            samples = corrected_by(fit(("platt",), samples), samples)
         values = figures(measured(self.dataset.schema.label_columns, samples))
         entry = {"step": state.step, **values, **members, **({"closing": True} if closing else {})}
         state.record(entry, stopping)

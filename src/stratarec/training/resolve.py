@@ -43,6 +43,7 @@ from stratarec.recipe import Recipe, leaves
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.reporting.curve_writers import check_installed
 from stratarec.training import checkpoint
+from stratarec.training.evaluate import LEAST_OF_CLASS
 from stratarec.training.forecast import resolve_exchange
 from stratarec.training.run.run_directory import read_recipe
 from stratarec.training.steps.state import TrainingState
@@ -83,10 +84,17 @@ def check_average(config: TrainConfig, mesh: Mesh) -> None:
 
 
 def _check_calibration(config: TrainConfig, dataset: Dataset) -> None:
-    if config.calibration in ("auto", "none"):
+    if config.has_log_odds and config.calibration in ("auto", "none"):
         return
     for label, count in dataset.label_counts("valid").items():
-        if not 0 < count.positives < count.known:
+        smaller = min(count.positives, count.known - count.positives)
+        if not config.has_log_odds and smaller < LEAST_OF_CLASS:
+            raise ConfigError(
+                f"train.loss.kind is {config.loss.kind}, whose scores are calibrated on the validation split, but "
+                f"{dataset.path} has {smaller} samples of a class of {label!r} there, expected at least "
+                f"{LEAST_OF_CLASS}: enlarge data.split.valid and prepare again, or set train.loss.kind to cross_entropy"
+            )
+        if not smaller:
             what = f"a single class of {label!r} in its" if count.known else "no"
             raise ConfigError(
                 f"train.calibration is {config.calibration}, which is fitted on the validation split, but "
@@ -376,6 +384,11 @@ def resolve(
     check_refit(recipe, dataset)
     check_installed(recipe.train.curves)
     check_average(recipe.train, mesh)
+    if isinstance(recipe.model, EnsembleConfig) and not recipe.train.has_log_odds:
+        raise ConfigError(
+            f"train.loss.kind is {recipe.train.loss.kind}, but an ensemble weights its members by log loss: "
+            "set it to cross_entropy, or model.kind to another model"
+        )
     if mesh.ranks > 1 and isinstance(recipe.model, EnsembleConfig) and recipe.model.trees:
         raise ConfigError(f"model.trees is {recipe.model.trees:,}, and {mesh.ranks} ranks train the model: set it to 0")
     lines = (*describe_defaults(values, dataset), not_compared, exchange_remark(recipe, mesh))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stratarec.models.base import Score
 from stratarec.models.layers import Cross
 from stratarec.models.request import Runs
+from stratarec.models.towers import CrossTower
 from stratarec.models.zoo.config import DCNv2Config
 
 
@@ -20,6 +21,7 @@ class DCNv2Score(Score):
 
     config: ClassVar = DCNv2Config
     captured = True
+    tower = CrossTower
 
     def __init__(self, config: DCNv2Config, dense: int, features: int, numbers: int = 0) -> None:
         super().__init__()

@@ -12,6 +12,7 @@ from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import dot_interaction, run_interaction, split_columns
 from stratarec.models.base import Score
 from stratarec.models.request import Runs, chosen
+from stratarec.models.towers import DotTower
 from stratarec.models.zoo.config import DLRMConfig
 
 
@@ -20,6 +21,7 @@ class DLRMScore(Score):
 
     config: ClassVar = DLRMConfig
     captured = True
+    tower = DotTower
 
     def __init__(self, config: DLRMConfig, dense: int, features: int, numbers: int = 0) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""The loss that training minimizes: the weighted cross-entropy of samples with one or several labels.
+"""The loss that training minimizes: the weighted mean of a loss over samples with one or several labels.
 
     L = sum_t f_t L_t,    L_t = sum_b w_b m_bt c_bt l_bt / sum_b w_b m_bt
 
-t is a label, and b a sample of the batch in any process. l is the binary cross-entropy of the label's logit; w the
+t is a label, and b a sample of the batch in any process. l is the loss of the label's logit (``train.loss``); w the
 sample's weight (1 without weights); m is 1 if the label is known, otherwise 0; f is the label's factor
 (``train.loss_weights``). c is the weight of the sample's class, from r in ``train.class_weight``:
 
@@ -21,14 +21,15 @@ Shapes: B samples of this process in a batch; T labels; K members.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from stratarec.batch.batch import Batch
 from stratarec.kernels.runtime.accelerator import on_device
+from stratarec.models.losses import LOSSES, CrossEntropyConfig, LossConfig
 
 
 class Targets(NamedTuple):
@@ -61,10 +62,15 @@ class Objective:
         Factor f of each label.
     class_weights : sequence of float
         r of each label; by default 1.
+    loss : LossConfig
+        Settings of l; by default cross-entropy.
     """
 
-    def __init__(self, factors: Sequence[float] = (1.0,), class_weights: Sequence[float] = ()) -> None:
-        self._factors = tuple(factors)
+    def __init__(
+        self, factors: Sequence[float] = (1.0,), class_weights: Sequence[float] = (), loss: LossConfig | None = None
+    ) -> None:
+        loss = loss or CrossEntropyConfig()
+        self._factors, self._loss = tuple(factors), partial(LOSSES[loss.kind].function, loss)
         self._class_weights = torch.tensor(class_weights) if any(factor != 1 for factor in class_weights) else None
 
     def mean(self, logits: Tensor, batch: Batch) -> Tensor:
@@ -97,7 +103,7 @@ class Objective:
             denominators, factors = targets.joined
             losses: Tensor = self._sums(logits, targets.label, targets.weight) / denominators * factors
             return losses.sum()
-        loss = functional.binary_cross_entropy_with_logits(logits, targets.label, weight=targets.weight)
+        loss = self._loss(logits, targets.label, targets.weight, "mean")
         if targets.ratio is not None:
             # torch divides by B, so weights that are all equal do not change any bit of the gradient. Dividing the sum
             # of losses by the sum of weights would give (p - y) * (1 / B) instead of (p - y) / B.
@@ -112,13 +118,11 @@ class Objective:
     def _sums(self, logits: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         if len(self._factors) == 1:
             if logits.dim() == 1:
-                loss = functional.binary_cross_entropy_with_logits(logits, label, weight=weight, reduction="sum")
-                return loss.unsqueeze(0)
+                return self._loss(logits, label, weight, "sum").unsqueeze(0)
             label = label.unsqueeze(1).expand_as(logits)
-            losses = functional.binary_cross_entropy_with_logits(logits, label, reduction="none").mean(1)
+            losses = self._loss(logits, label, None, "none").mean(1)
             return (losses if weight is None else losses * weight).sum(0, keepdim=True)
-        losses = functional.binary_cross_entropy_with_logits(logits, label, weight=weight, reduction="none")
-        return losses.sum(0)
+        return self._loss(logits, label, weight, "none").sum(0)
 
     def _labelled(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return `label` and `weight` of `Targets`."""

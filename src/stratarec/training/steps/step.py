@@ -171,7 +171,7 @@ class Stages:
         self._exchange, self._reduction = exchange or SingleProcess(), reduction or SingleProcess()
         labels = model.network.labels
         self.seconds = model.embeddings.engine.seconds
-        self.objective = Objective(config.loss_factors(labels), config.class_weights(labels))
+        self.objective = Objective(config.loss_factors(labels), config.class_weights(labels), config.loss)
         self.average = WeightAverage(model.network, config.average)
         self._dropouts = dropouts(model.network)
         self._rate_factor = 1.0

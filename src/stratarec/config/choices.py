@@ -1,0 +1,100 @@
+"""Fields of recipes that are checked against registries, so that a registered choice is valid everywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, reduce
+from operator import or_
+from typing import Annotated, Any
+
+import pydantic
+
+_FORBID = pydantic.ConfigDict(extra="forbid")
+_STRICT = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class OneOf:
+    """Annotation of a text that is one of several names.
+
+    Parameters
+    ----------
+    names : callable
+        Returns the names. It is called for every value, because names may be registered later.
+    """
+
+    def __init__(self, names: Callable[[], Iterable[str]]) -> None:
+        self.names = names
+
+    def _check(self, value: str) -> str:
+        if value not in (names := tuple(self.names())):
+            raise ValueError(f"got {value!r}, expected one of {', '.join(names)}")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return handler.generate_schema(Annotated[source, pydantic.AfterValidator(self._check)])
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
+        return {**handler(schema), "enum": list(self.names())}
+
+
+class Sections:
+    """Annotation of a section whose `kind` names the dataclass that reads it.
+
+    Parameters
+    ----------
+    known : callable
+        Returns kind -> dataclass. It is called for every section, because kinds may be registered later.
+    find : callable
+        Returns the dataclass of a kind that `known` does not list, or raises `ConfigError`; None for a kind that it
+        leaves to `known`.
+    """
+
+    def __init__(
+        self, known: Callable[[], Mapping[str, Any]], find: Callable[[str], Any] = lambda kind: None
+    ) -> None:  # fmt: skip
+        self._known, self._find = known, find
+        self._others: dict[str, Any] = {}
+
+    @property
+    def union(self) -> Any:
+        """Union of the dataclasses that are known so far."""
+        return reduce(or_, {**self._known(), **self._others}.values())
+
+    def _read(self, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """Read a section of a recipe, or of an export's manifest, which is JSON and is read strictly.
+
+        Pydantic passes JSON to a validator as Python values, and strict reading would refuse their lists. So the values
+        are converted to JSON again.
+        """
+        kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
+        config = self._find(kind) if isinstance(kind, str) else None
+        if config is not None:
+            self._others[str(kind)] = config
+        strict = info.mode == "json"
+        reader = _reader(self.union, strict)
+        return reader.validate_json(json.dumps(value)) if strict else reader.validate_python(value)
+
+    @staticmethod
+    def _write(value: Any, info: pydantic.SerializationInfo) -> Any:
+        fields = _writer(type(value)).dump_python(value, mode=info.mode, exclude_defaults=info.exclude_defaults)  # type: ignore[arg-type]
+        return {"kind": value.kind} | fields
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        read, write = pydantic.PlainValidator(self._read), pydantic.PlainSerializer(self._write)
+        return handler.generate_schema(Annotated[Any, read, write])
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
+        return handler(_reader(self.union, False).core_schema)
+
+
+@cache
+def _reader(union: Any, strict: bool) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(
+        Annotated[union, pydantic.Field(discriminator="kind")], config=_STRICT if strict else _FORBID
+    )
+
+
+@cache
+def _writer(config: type) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(config)
