@@ -233,7 +233,10 @@ def _section(path: str, kind: type) -> Iterator[str]:
         inner = [*_dataclasses(hints[each.name])]
         what = "a section" if inner else f"`{_type(hints[each.name])}`"
         yield f"`{each.name}`"
-        parts = (f": {what}, {_default(each)}.", texts.get(each.name, ""), f"See {_link(kind, each.name)}.")
+        parts = (
+            f": {what}, {_default(each)}.", texts.get(each.name, ""), _abouts(hints[each.name]),
+            f"See {_link(kind, each.name)}.",
+        )  # fmt: skip
         yield " ".join(part for part in parts if part)
         yield ""
 
@@ -242,6 +245,13 @@ def _choices(hint: Any) -> OneOf | Sections | None:
     """What the hint says of the entries of a registry."""
     marks = hint.__metadata__ if get_origin(hint) is typing.Annotated else ()
     return next((mark for mark in marks if isinstance(mark, (OneOf, Sections))), None)
+
+
+def _abouts(hint: Any) -> str:
+    """What the entries of a registry say of themselves."""
+    names = mark.names() if isinstance(mark := _choices(hint), OneOf) else ()
+    texts = [f"`{name}`: {text}" for name, text in names.items() if text] if isinstance(names, dict) else []
+    return f"{'; '.join(texts)}." if texts else ""
 
 
 def _dataclasses(hint: Any) -> Iterator[type]:

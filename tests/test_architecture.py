@@ -61,7 +61,7 @@ BUDGETS = {
     "io": 952,
     "config": 364,
     "progress": 48,
-    "registry": 16,
+    "registry": 26,
     "errors": 25,
 }
 """Maximum lines of code of each package; blank lines, docstrings and comments are not counted.
@@ -171,9 +171,9 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not circle({module_name(path): imports(tree) for path, tree in TREES.items()})
 
 
-def test_kernels_import_only_kernels_and_errors() -> None:
+def test_kernels_import_only_kernels_registries_and_errors() -> None:
     for path in (ROOT / "kernels").rglob("*.py"):
-        refused = {name for name in imports(TREES[path]) if package(name) not in ("kernels", "errors")}
+        refused = {name for name in imports(TREES[path]) if package(name) not in ("kernels", "registry", "errors")}
         assert not refused, f"{module_name(path)} imports {refused}"
 
 

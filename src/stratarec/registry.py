@@ -27,11 +27,23 @@ class Registry(dict[str, T]):
 
     def __init__(self, what: str, entries: Mapping[str, T] = MappingProxyType({})) -> None:
         super().__init__(entries)
-        self._what = what
+        self._what, self._own, self._is_closed = what, len(entries), False
 
     def register(self, name: str, entry: T) -> T:
         """Add an entry, and return it; `ConfigError` if the name is taken."""
         if name in self:
             raise ConfigError(f"{self._what} {name!r} is already registered: choose another name")
+        if self._is_closed:
+            raise ConfigError(
+                f"{self._what} {name!r}: register it before kernels, which contain all entries, are imported"
+            )
         self[name] = entry
         return entry
+
+    def close(self) -> bool:
+        """Refuse later entries, because compiled code contains all present ones. Return whether none was added.
+
+        Code with an added entry is not cached on disk, because Numba's cache does not notice what a kernel contains.
+        """
+        self._is_closed = True
+        return len(self) == self._own

@@ -20,7 +20,8 @@ class OneOf:
     Parameters
     ----------
     names : callable
-        Returns the names. It is called for every value, because names may be registered later.
+        Returns the names, or name -> text for reference pages. It is called for every value, because names may be
+        registered later.
     """
 
     def __init__(self, names: Callable[[], Iterable[str]]) -> None:

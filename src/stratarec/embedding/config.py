@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal, get_args, get_type_hints
+from typing import Annotated, Literal, TypeAlias, get_args, get_type_hints
 
+from stratarec.config.choices import OneOf
 from stratarec.config.validate import check_choice, check_ranges
 from stratarec.errors import ConfigError
+from stratarec.kernels.policies import POLICIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +79,8 @@ class EmbeddingBagConfig:
 
 CodecKind = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 """The name of a codec in recipes, checkpoints and exports: the keys of `kernels.codec.kinds.KINDS`."""
-CachePolicy = Literal["lru", "lfu", "rank"]
-"""A key of `kernels.cache.POLICIES`."""
+CachePolicy: TypeAlias = Annotated[str, OneOf(lambda: {name: policy.about for name, policy in POLICIES.items()})]
+"""A key of `POLICIES`."""
 
 
 @dataclass(frozen=True, kw_only=True)

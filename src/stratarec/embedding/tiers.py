@@ -52,7 +52,7 @@ class TierConfig:
     tables: Mapping[str, TableTier] = field(default_factory=dict)
     """Table name -> home and cache."""
     policy: CachePolicy = "lru"
-    """Row to evict from a full set: least recently used (lru), least frequently used (lfu), or highest id (rank)."""
+    """Choice of the row that a full set evicts, a key of `POLICIES`."""
     ways: int = 32
     """Slots per set."""
     mapped_path: Path | None = None

@@ -8,7 +8,7 @@ per batch or per log:
     slot weights        level 0        slot         float32 weights, where rows are trained
     slot state          level 0        slot         float32 optimizer state of the weights
     tags, stamps        dram           slot         the row in the slot, and its last use; 4 bytes each
-    counters            dram           slot         4 bytes, policy ``lfu`` only
+    counters            dram           slot         4 bytes, if the policy counts
     record weights      of the home    row          encoded weights; those of a log's frequent rows are in dram, too
     record parameters   of the home    row          scale and offset of int8 and int4
     record state        of the home    row          optimizer state in the record

@@ -14,6 +14,7 @@ from stratarec.embedding.config import CodecKind, EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import slots_for_batch
 from stratarec.kernels.codec.kinds import KINDS
+from stratarec.kernels.policies import POLICIES
 from stratarec.planning.bytes import (
     MEMORIES,
     BatchDemand,
@@ -183,7 +184,7 @@ def _candidate(
         )  # fmt: skip
         parts = cached_bytes(
             table.shape, table.rows, home=work.home, codec=work.codec, slots=slots.total,
-            counters=memory.cache.policy == "lfu", traffic=traffic, level0=memory.level0, dram_rows=dram_rows,
+            counters=POLICIES[memory.cache.policy].counts, traffic=traffic, level0=memory.level0, dram_rows=dram_rows,
         )  # fmt: skip
     seconds = table_seconds(work, tiers)
     placement = TablePlacement(

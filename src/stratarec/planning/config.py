@@ -18,6 +18,7 @@ from stratarec.config.units import parse_bytes
 from stratarec.config.validate import check_choice, check_ranges
 from stratarec.embedding.config import CachePolicy, CodecConfig, CodecKind
 from stratarec.errors import ConfigError
+from stratarec.kernels.policies import POLICIES
 
 Precision = Literal["auto", CodecKind]
 Memory: TypeAlias = Literal["hbm", "dram", "mapped", "block"]
@@ -78,8 +79,7 @@ class CacheConfig:
     """Set-associative float32 cache over rows that have their home in another memory or as encoded records."""
 
     policy: CachePolicy = "lru"
-    """Choice of the row that a full set evicts: ``lru`` the longest unused one, ``lfu`` the least used one, ``rank``
-    the one with the largest id, which is the least frequent one if `prepare` ranked ids by count, without a base."""
+    """Choice of the row that a full set evicts."""
     fraction: float | None = None
     """Cache rows divided by a table's rows. It is raised if the pinned rows of a table need more. With null, the
     planner chooses a size within the budget, or 0.05 if there is no budget."""
@@ -87,7 +87,7 @@ class CacheConfig:
     """Number of slots per set."""
 
     def __post_init__(self) -> None:
-        check_choice(self.policy, "memory.cache.policy", get_args(CachePolicy))
+        check_choice(self.policy, "memory.cache.policy", POLICIES)
         check_ranges(self, "memory.cache.", fraction="(0, 1]", ways="[1, 256]")
 
 

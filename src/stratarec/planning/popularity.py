@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stratarec.embedding.config import CachePolicy
 from stratarec.errors import ConfigError
+from stratarec.kernels.policies import POLICIES
 
 Floats = NDArray[np.float64]
 
@@ -171,10 +172,10 @@ class CacheDemand:
     slots: float
     """Number of slots, without the overflow area."""
     policy: CachePolicy
-    """Eviction policy. ``lru`` is predicted by Che's approximation. With ``rank``, rows with the smallest ids stay in
-    all slots that other rows of the batches in flight do not need; this prediction is exact, apart from the division
-    of slots into sets. ``lfu`` is predicted like ``rank`` with rows by falling popularity, because its counters
-    converge to that order."""
+    """Eviction policy. One that keeps ``recent`` rows is predicted by Che's approximation. If a policy keeps the
+    ``first`` ids, they stay in all slots that other rows of the batches in flight do not need; this prediction is
+    exact, apart from the division of slots into sets. A policy that keeps ``popular`` rows is predicted like one that
+    keeps the first, with rows by falling popularity, because counts of uses converge to that order."""
     lookahead: int
     """Number of batches that are staged ahead. The rows of the last lookahead + 1 batches are not evicted."""
 
@@ -185,14 +186,18 @@ def expected_misses(popularity: Popularity, demand: CacheDemand) -> Floats:
     Raises
     ------
     ConfigError
-        If the policy is ``rank`` and bins are not in the order of ids.
+        If the policy keeps the first ids, and bins are not in the order of ids.
     """
-    if demand.policy == "rank" and not popularity.by_id:
-        raise ConfigError("memory.cache.policy is rank, but the ids are not ranked by frequency; use lru or lfu")
+    keeps = POLICIES[demand.policy].keeps
+    if keeps == "first" and not popularity.by_id:
+        others = " or ".join(name for name, policy in POLICIES.items() if policy.keeps != "first")
+        raise ConfigError(
+            f"memory.cache.policy is {demand.policy}, but the ids are not ranked by frequency; use {others}"
+        )
     misses = np.zeros_like(popularity.rows)
     if demand.slots < popularity.used_rows:
         # Bins in the order in which the policy prefers to keep rows.
-        order = np.argsort(-popularity.share, kind="stable") if demand.policy == "lfu" else slice(None)
+        order = np.argsort(-popularity.share, kind="stable") if keeps == "popular" else slice(None)
         ordered = replace(popularity, rows=popularity.rows[order], share=popularity.share[order])
         touched = ordered.touched(demand.lookups)
         misses[order] = ordered.rows * _passing(ordered, demand) * touched * np.exp(-_idle(ordered, demand))
@@ -201,7 +206,7 @@ def expected_misses(popularity: Popularity, demand: CacheDemand) -> Floats:
 
 def _idle(popularity: Popularity, demand: CacheDemand) -> Floats:
     """Return lambda T for each bin. T is the number of batches without use after which a row is evicted."""
-    if demand.policy != "lru":
+    if POLICIES[demand.policy].keeps != "recent":
         return popularity.rate(demand.lookups * (demand.lookahead + 1))
     # Che, Tung and Wang, "Hierarchical Web caching systems", IEEE JSAC 20(7), 2002, equation (3): in the characteristic
     # time T, the number of distinct rows that are touched equals the number of slots.
@@ -213,10 +218,10 @@ def _idle(popularity: Popularity, demand: CacheDemand) -> Floats:
 def _passing(popularity: Popularity, demand: CacheDemand) -> Floats:
     """Return the share of rows in each bin that have no permanent slot, ``[bins]``.
 
-    With ``lru`` these are all rows. With the other policies these are all rows except the first R. R is the number of
-    slots that remain free if the other rows of lookahead + 1 batches have slots, too.
+    If the policy keeps recent rows, these are all rows. Otherwise these are all rows except the first R. R is the
+    number of slots that remain free if the other rows of lookahead + 1 batches have slots, too.
     """
-    if demand.policy == "lru":
+    if POLICIES[demand.policy].keeps == "recent":
         return np.ones_like(popularity.rows)
     transient = popularity.rows * popularity.touched(demand.lookups * (demand.lookahead + 1))
     before = np.cumsum(popularity.rows) - popularity.rows

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.bags import BagBatch, GroupLayout, lookups_by_table
 from stratarec.kernels.cache import cpu
+from stratarec.kernels.policies import POLICIES
 from stratarec.kernels.random import RowNoise
 from stratarec.kernels.runtime.memory import allocate
 from stratarec.kernels.runtime.team import team_of
@@ -23,7 +24,6 @@ from stratarec.kernels.simd.lanes import PADDING
 Ints = NDArray[np.int64]
 
 PROBES = cpu.PROBES
-POLICIES = {"lru": cpu.LRU, "lfu": cpu.LFU, "rank": cpu.RANK}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class CacheLayout:
         hot = self.hot_slots
         return (
             self.rows, hot.rows, hot.start[:-1] - self.slot_start[:-1], self.slot_start, self.sets,
-            self.overflow_sets, self.ways, POLICIES[self.policy],
+            self.overflow_sets, self.ways, list(POLICIES).index(self.policy), POLICIES[self.policy].counts,
         )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ class CacheState:
         return cls(
             tags,
             stamps,
-            np.zeros(layout.slots + PADDING if layout.policy == "lfu" else 1, dtype=np.uint32),
+            np.zeros(layout.slots + PADDING if POLICIES[layout.policy].counts else 1, dtype=np.uint32),
             np.zeros(len(layout.sets), dtype=np.int64),
         )
 

@@ -18,13 +18,16 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from stratarec.kernels.bags import Bags, span
+from stratarec.kernels.policies import POLICIES
 from stratarec.kernels.random.cpu import GOLDEN, key_of, mix, unit
-from stratarec.kernels.runtime.team import BODY, run_team, take
+from stratarec.kernels.runtime.team import BODY, NEVER_CACHED, run_team, take
 from stratarec.kernels.simd.lanes import LANES, find_equal, least
 from stratarec.kernels.simd.prefetch import prefetch
 
 U = np.uint64
-LRU, LFU, RANK = 0, 1, 2
+IS_CACHED = POLICIES.close()
+# Options of functions that contain the policies.
+CHOOSING = {**BODY, "cache": BODY["cache"] and IS_CACHED}
 # Number of overflow sets that are searched for a row. It must be high enough that a row finds a free slot if there is
 # one.
 PROBES = 16
@@ -53,6 +56,7 @@ class Places(NamedTuple):
     overflow_sets: NDArray[np.int64]
     ways: int
     policy: int
+    counts: bool
 
 
 class Area(NamedTuple):
@@ -176,15 +180,61 @@ def find_slot(tags, area, row, reach):
 
 
 @njit(**BODY)
-def oldest(stamps, first, ways, horizon):
-    """Return the slot with the smallest stamp in the set that starts at `first`, or -1 if even this slot is in use."""
+def oldest(state, start, ways, horizon):
+    """Return the slot with the smallest stamp in the set that starts at `start`, or -1 if even this slot is in use."""
+    stamps, first = state.stamps, U(start)
     stamp = least(stamps, first, U(ways))
     for block in range(U(LANES), U(ways), U(LANES)):
         stamp = min(stamp, least(stamps, first + block, U(ways) - block))
     return np.int64(first) + find_way(stamps, first, ways, stamp) - 1 if stamp < horizon else np.int64(-1)
 
 
-@njit(**BODY)
+def by_score(policy):
+    """Return a compiled function that returns the slot with the largest score in a set, or -1 if all are in use."""
+    counts, score = policy.counts, njit(**NEVER_CACHED)(policy.score)
+
+    @njit(**NEVER_CACHED)
+    def choose(state, first, ways, horizon):
+        best, best_score = np.int64(-1), np.int64(0)
+        for way in range(ways):
+            slot = U(first + way)
+            if state.stamps[slot] >= horizon:
+                continue
+            count = np.int64(state.counts[slot]) if counts else np.int64(0)
+            value = score(np.int64(state.tags[slot]) - 1, np.int64(state.stamps[slot]), count)
+            if best < 0 or value > best_score:
+                best, best_score = np.int64(slot), value
+        return best
+
+    return choose
+
+
+def chooser(policies, code=0):
+    """Return a compiled function that chooses by the policy with a number; it tests the number once per set."""
+    # Only the smallest stamp is worth vector code: the search for it is most of the time of a miss.
+    first = oldest if policies[0].score is None else by_score(policies[0])
+
+    @njit(**NEVER_CACHED)
+    def only(state, start, ways, policy, horizon):
+        return first(state, start, ways, horizon)
+
+    if len(policies) == 1:
+        return only
+    others = chooser(policies[1:], code + 1)
+
+    @njit(**NEVER_CACHED)
+    def choose(state, start, ways, policy, horizon):
+        if policy == code:
+            return first(state, start, ways, horizon)
+        return others(state, start, ways, policy, horizon)
+
+    return choose
+
+
+choose_victim = chooser(tuple(POLICIES.values()))
+
+
+@njit(**CHOOSING)
 def victim(state, first, ways, policy, horizon):
     """Return the slot to reuse in the set that starts at slot `first`, or -1 if all slots are in use.
 
@@ -194,27 +244,13 @@ def victim(state, first, ways, policy, horizon):
     empty = find_way(state.tags, U(first), ways, np.int32(0))
     if empty:
         return first + empty - 1
-    if policy == LRU:
-        # Only LRU is worth vector code: the search for the smallest stamp is most of the time of a miss.
-        return oldest(state.stamps, U(first), ways, horizon)
-    best, best_score = np.int64(-1), np.int64(0)
-    for way in range(ways):
-        slot = U(first + way)
-        if state.stamps[slot] >= horizon:
-            continue
-        if policy == LFU:
-            score = -((np.int64(state.counts[slot]) << 32) + np.int64(state.stamps[slot]))
-        else:
-            score = np.int64(state.tags[slot])
-        if best < 0 or score > best_score:
-            best, best_score = np.int64(slot), score
-    return best
+    return choose_victim(state, first, ways, policy, horizon)
 
 
 @njit(**BODY)
-def touch(slot, batch, state, policy):
+def touch(slot, batch, state, counts):
     """Record that `batch` uses the slot."""
-    if policy == LFU:
+    if counts:
         # A batch counts once, however often it looks up the row. Otherwise a single batch with many lookups of one id
         # would keep the row of this id in the cache for long.
         state.counts[slot] += np.uint32(state.stamps[slot] != batch and state.counts[slot] < np.uint32(0xFFFFFFFF))
@@ -246,7 +282,7 @@ def find_rows(t, lookups, places, area, state, batch, out, pending):
             # miss are both written. A missing row stamps the padding after the last slot.
             pending[U(misses)] = i
             misses += slot < 0
-            touch(U(slot) if slot >= 0 else U(len(state.stamps) - 1), batch, state, places.policy)
+            touch(U(slot) if slot >= 0 else U(len(state.stamps) - 1), batch, state, places.counts)
             out[i] = slot - area.start if slot >= 0 else -1
     return misses, np.int64(-1)
 
@@ -275,7 +311,7 @@ def release_overflow(area, state, stamps, out_row, out_slot, listed):
     return listed, stay
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def admit(row, area, state, policy, horizon):
     """Return a slot for a missing row, or -1 if every candidate is in use, and the number of overflow sets searched."""
     slot = victim(state, area.start + np.int64(spread(row, area.sets)) * area.ways, area.ways, policy, horizon)
@@ -291,8 +327,8 @@ def admit(row, area, state, policy, horizon):
     return np.int64(-1), U(0)
 
 
-@njit(**BODY)
-def bring_in(pending, values, area, reach, policy, state, stamps, out, arrivals, rows_in):
+@njit(**CHOOSING)
+def bring_in(pending, values, area, reach, places, state, stamps, out, arrivals, rows_in):
     """Assign a slot to every pending id; list the rows to fetch and the rows that they replace.
 
     Returns (rows to fetch, rows replaced, new reach of the overflow area, ids without a slot).
@@ -306,7 +342,7 @@ def bring_in(pending, values, area, reach, policy, state, stamps, out, arrivals,
         # Search again: the same row may be earlier in the list, in which case it has a slot by now.
         slot = find_slot(state.tags, area, row, reach)
         if slot < 0:
-            slot, searched = admit(row, area, state, policy, stamps.horizon)
+            slot, searched = admit(row, area, state, places.policy, stamps.horizon)
             if slot < 0:
                 stuck += 1
                 continue
@@ -318,12 +354,12 @@ def bring_in(pending, values, area, reach, policy, state, stamps, out, arrivals,
             rows_in += 1
             state.tags[U(slot)] = np.int32(row + 1)
             state.stamps[U(slot)] = stamps.batch
-            state.counts[U(slot) if policy == LFU else U(0)] = np.uint32(1)
+            state.counts[U(slot) if places.counts else U(0)] = np.uint32(1)
         out[i] = slot - area.start
     return rows_in, victims, reach, stuck
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def stage_tables(member, counter, lookups, places, state, stamps, lists, result, out):
     """Assign slots to all rows of the batch, table by table; `out` receives them relative to the table's first slot.
 
@@ -349,13 +385,13 @@ def stage_tables(member, counter, lookups, places, state, stamps, lists, result,
             state.reach[t] *= stay
         arrivals = Arrivals(lists.in_row[begin:end], lists.in_slot[begin:end], lists.in_victim[begin:end])
         result.rows_in[t], replaced, state.reach[t], result.stuck[t] = bring_in(
-            waiting[:misses], lookups.bags.values, area, state.reach[t], places.policy, state, stamps, out, arrivals,
+            waiting[:misses], lookups.bags.values, area, state.reach[t], places, state, stamps, out, arrivals,
             result.rows_in[t],
         )  # fmt: skip
         result.victims[t] += replaced
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=IS_CACHED)
 def stage(team, lookups, places, state, stamps, lists, result, out):
     """Run `stage_tables` with a team. Arguments are plain tuples: unpacking a named tuple takes twice as long."""
     bags, key, table_start, table_features = lookups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 _MASK32, _MASK64 = (1 << 32) - 1, (1 << 64) - 1
@@ -31,7 +32,8 @@ class TableCache:
     sets: int
     overflow_sets: int
     ways: int
-    policy: str
+    rank: Callable[[Slot], tuple[int, int]]
+    """Returns the rank of a slot; of the slots that are not in use, the one with the smallest rank is evicted."""
     slots: list[Slot] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -85,15 +87,9 @@ class TableCache:
                 return place
         free = [place for place in regular if self.slots[place].stamp < horizon]
         if free:
-            return min(free, key=lambda place: self._rank(self.slots[place]))
+            return min(free, key=lambda place: self.rank(self.slots[place]))
         for places in overflow:
             for place in places:
                 if self.slots[place].row < 0:
                     return place
         return -1
-
-    def _rank(self, slot: Slot) -> tuple[int, int]:
-        """Return the rank of a slot for eviction; the slot with the smallest rank is evicted first."""
-        if self.policy == "rank":
-            return -slot.row, 0
-        return (slot.count if self.policy == "lfu" else 0), slot.stamp

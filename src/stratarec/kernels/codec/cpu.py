@@ -12,16 +12,13 @@ from stratarec.kernels.codec.kinds import KINDS
 from stratarec.kernels.codec.kinds.base import U, W
 from stratarec.kernels.codec.kinds.floats import get_bf16, get_fp32, put_bf16, put_fp32
 from stratarec.kernels.random.cpu import GOLDEN, mix
-from stratarec.kernels.runtime.team import BODY, run_team, take
+from stratarec.kernels.runtime.team import BODY, NEVER_CACHED, run_team, take
 from stratarec.kernels.simd.bits import bits_float, float_bits, load_f32, store_f32
 from stratarec.kernels.simd.prefetch import prefetch
 
 # Number of entries to prefetch ahead. Exchanging a cold row takes 165 ns, 47 of them for its cache lines; distances of
 # 4, 8 and 20 were as good.
 AHEAD = 12
-# Not cached on disk: Numba identifies a closure by its variables, and these are dispatchers, whose names no other
-# process knows. The closures are compiled into the functions below, which are cached.
-CHOICE = {**BODY, "cache": False}
 
 
 def encoder(kinds, code=0):
@@ -31,7 +28,7 @@ def encoder(kinds, code=0):
         return first
     others = encoder(kinds[1:], code + 1)
 
-    @njit(**CHOICE)
+    @njit(**NEVER_CACHED)
     def choose(form, values, start, records, at, base):
         if form.kind == code:
             return first(form, values, start, records, at, base)
@@ -47,7 +44,7 @@ def decoder(kinds, code=0):
         return first
     others = decoder(kinds[1:], code + 1)
 
-    @njit(**CHOICE)
+    @njit(**NEVER_CACHED)
     def choose(form, values, start, records, at):
         if form.kind == code:
             first(form, values, start, records, at)

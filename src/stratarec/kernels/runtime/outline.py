@@ -25,6 +25,10 @@ BODY = {
     "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
 }  # fmt: skip
 
+# For closures over dispatchers, which Numba cannot cache on disk: it identifies a closure by its variables, and no
+# other process knows the names of dispatchers. They are compiled into the functions that call them, which are cached.
+NEVER_CACHED = {**BODY, "cache": False}
+
 _syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 6))
 _WORD, _COUNT, _BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
 
