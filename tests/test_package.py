@@ -18,8 +18,6 @@ import stratarec
 from recipes import prepared, tiny
 from stratarec.distributed.config import DenseWireKind, WireKind
 from stratarec.distributed.wire import WIRES
-from stratarec.embedding.config import CodecKind
-from stratarec.kernels.codec.kinds import KINDS
 from stratarec.models.registry import MODELS, score_of
 from stratarec.recipe import Recipe
 
@@ -123,7 +121,6 @@ def test_checking_a_data_set_does_not_load_torch(tmp_path: Path) -> None:
 
 def test_settings_match_the_code() -> None:
     """Settings are read without the modules that need torch and Numba, so they repeat some names."""
-    assert get_args(CodecKind) == tuple(KINDS)
     assert get_args(WireKind) == tuple(WIRES)
     assert get_args(DenseWireKind) == tuple(kind for kind, wire in WIRES.items() if wire.dense is not None)
     assert all(score_of(kind).config is config for kind, (config, _) in MODELS.items())

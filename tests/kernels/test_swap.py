@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from interpreted import sized
 
-from stratarec.kernels import bit_rows, cache, codec
+from stratarec.kernels import bit_rows, cache
 from stratarec.kernels.bags import BagBatch, GroupLayout
+from stratarec.kernels.codec import records as codec
 from stratarec.kernels.codec.kinds import KINDS
 from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.random import RowNoise, table_key

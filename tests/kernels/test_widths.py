@@ -21,9 +21,9 @@ import torch
 from interpreted import WANTED, sized
 from llvmlite.binding import get_host_cpu_features
 
-from stratarec.kernels import codec
 from stratarec.kernels.attention import Pairs, pair_pool, pair_products, pair_sums
 from stratarec.kernels.bags import BagBatch, GroupLayout
+from stratarec.kernels.codec import records as codec
 from stratarec.kernels.codec.kinds import KINDS
 from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.interaction import dot_interaction

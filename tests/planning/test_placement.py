@@ -17,13 +17,13 @@ from scipy import stats
 from errors import missing, refuses
 from stratarec.errors import ConfigError
 from stratarec.hot.config import HotConfig
+from stratarec.kernels.codec.kinds import KINDS
 from stratarec.planning.bytes import RowShape
 from stratarec.planning.candidates import PIN_MARGIN, TableSpec, cache_sizes
 from stratarec.planning.config import BlockConfig, CacheConfig, MappedConfig, MemoryConfig
 from stratarec.planning.machine import BlockTier, DramTier, HbmTier, MappedTier, Tiers
 from stratarec.planning.placement import place
 from stratarec.planning.plan import Plan, tier_config
-from stratarec.planning.step_model import PENALTY
 
 MIB = 1 << 20
 BATCH = 1024
@@ -142,8 +142,8 @@ def test_precision_is_reduced_only_as_far_as_the_budget_requires() -> None:
     for share in (1.0, 0.7, 0.45, 0.27):
         placed = plan(dram=WORKSPACE + int(share * full_bytes))
         assert placed.used("dram") <= WORKSPACE + share * full_bytes
-        lowest.append(max(PENALTY[each.codec.kind] for each in placed.tables))
-    assert lowest == [PENALTY[kind] for kind in ("fp32", "fp16", "int8", "int4")]
+        lowest.append(max(KINDS[each.codec.kind].penalty for each in placed.tables))
+    assert lowest == [KINDS[kind].penalty for kind in ("fp32", "fp16", "int8", "int4")]
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 4])

@@ -22,13 +22,15 @@ class OneOf:
     names : callable
         Returns the names, or name -> text for reference pages. It is called for every value, because names may be
         registered later.
+    usual : str
+        Names for which `names` is not called, because it loads slow modules.
     """
 
-    def __init__(self, names: Callable[[], Iterable[str]]) -> None:
-        self.names = names
+    def __init__(self, names: Callable[[], Iterable[str]], *usual: str) -> None:
+        self.names, self._usual = names, usual
 
     def _check(self, value: str) -> str:
-        if value not in (names := tuple(self.names())):
+        if value not in self._usual and value not in (names := tuple(self.names())):
             raise ValueError(f"got {value!r}, expected one of {', '.join(names)}")
         return value
 

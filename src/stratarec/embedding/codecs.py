@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.errors import CheckpointError, ConfigError
-from stratarec.kernels import codec as kernels
+from stratarec.kernels.codec import records as kernels
 from stratarec.kernels.codec.kinds import KINDS
 from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.runtime.memory import allocate

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Literal, TypeAlias, get_args, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
 
 from stratarec.config.choices import OneOf
 from stratarec.config.validate import check_choice, check_ranges
@@ -77,8 +78,15 @@ class EmbeddingBagConfig:
         return self.initial or float(self.numbering.rows**-0.5)
 
 
-CodecKind = Literal["fp32", "fp16", "bf16", "int8", "int4"]
-"""The name of a codec in recipes, checkpoints and exports: the keys of `kernels.codec.kinds.KINDS`."""
+def codec_names() -> Mapping[str, str]:
+    """Return the name of each codec, and a text about it. The codecs load Numba."""
+    from stratarec.kernels.codec.kinds import KINDS
+
+    return {name: kind.about for name, kind in KINDS.items()}
+
+
+CodecKind: TypeAlias = Annotated[str, OneOf(codec_names, "fp32")]
+"""The name of a codec in recipes, checkpoints and exports: a key of `kernels.codec.kinds.KINDS`."""
 CachePolicy: TypeAlias = Annotated[str, OneOf(lambda: {name: policy.about for name, policy in POLICIES.items()})]
 """A key of `POLICIES`."""
 
@@ -97,9 +105,10 @@ class CodecConfig:
     """Storage of the optimizer state. bf16 is always rounded stochastically: rounded to nearest, sums stop growing."""
 
     def __post_init__(self) -> None:
-        choices = get_type_hints(type(self))
-        for field in fields(self):
-            check_choice(getattr(self, field.name), f"codec.{field.name}", get_args(choices[field.name]))
+        check_choice(self.kind, "codec.kind", codec_names())
+        check_choice(self.rounding, "codec.rounding", ("nearest", "stochastic"))
+        check_choice(self.parameters, "codec.parameters", ("fp16", "fp32"))
+        check_choice(self.state, "codec.state", ("fp32", "bf16"))
 
 
 def check_tables(tables: tuple[EmbeddingBagConfig, ...]) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
 
 import numpy as np
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.embedding.config import CodecKind, EmbeddingBagConfig
+from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import slots_for_batch
+from stratarec.errors import ConfigError
 from stratarec.kernels.codec.kinds import KINDS
 from stratarec.kernels.policies import POLICIES
 from stratarec.planning.bytes import (
@@ -29,7 +29,7 @@ from stratarec.planning.config import MemoryConfig
 from stratarec.planning.machine import Tiers
 from stratarec.planning.plan import Log, TablePlacement
 from stratarec.planning.popularity import CacheDemand, Popularity, expected_misses
-from stratarec.planning.step_model import PENALTY, TableWork, table_seconds
+from stratarec.planning.step_model import TableWork, table_seconds
 
 PIN_MARGIN = 1.25
 """Slots of a cache, per row that the batches in flight are expected to pin.
@@ -38,9 +38,6 @@ With this ratio a set of 32 ways has 25.6 pinned rows on average, and for 1.5 % 
 overflow, 1/16 of the slots, has room for four times as many rows."""
 
 _DEVIATIONS = 6
-
-AUTO_KINDS: tuple[CodecKind, ...] = tuple(kind for kind in get_args(CodecKind) if KINDS[kind].automatic)
-"""Precisions among which ``precision: auto`` chooses."""
 
 DEFAULT_FRACTION = 0.05
 """Cache rows as a share of table rows if neither a budget nor a fraction is configured; as in arXiv 2010.11305."""
@@ -115,7 +112,13 @@ def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Can
     entirely in level 0.
     """
     precision = memory.table_precision(table.name)
-    kinds = AUTO_KINDS if precision == "auto" else (precision,)
+    kinds = [name for name, kind in KINDS.items() if kind.automatic] if precision == "auto" else [precision]
+    kinds = [kind for kind in kinds if memory.level0 != "hbm" or KINDS[kind].on_gpu]
+    if not kinds:
+        raise ConfigError(
+            f"memory.precision of table {table.name!r} is {precision}, which GPUs cannot encode: set memory.hbm to 0, "
+            "or another precision"
+        )
     sizes = cache_sizes(table, memory)
     level0 = _candidate(table, memory, tiers, table.work, None)
     cached = []
@@ -195,7 +198,9 @@ def _candidate(
     )  # fmt: skip
     # The penalty is a share of the time in DRAM. On a GPU this time is so short that the cost of the bus alone would
     # outweigh the penalty and lower the precision.
-    penalty = PENALTY[work.codec.kind] * table_seconds(table.work, replace(tiers, hbm=None)).compute if slots else 0.0
+    penalty = (
+        KINDS[work.codec.kind].penalty * table_seconds(table.work, replace(tiers, hbm=None)).compute if slots else 0.0
+    )
     return Candidate(placement=placement, cost=seconds.total + penalty)
 
 

@@ -10,17 +10,18 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator
 
+from stratarec.config.choices import OneOf
 from stratarec.config.units import parse_bytes
 from stratarec.config.validate import check_choice, check_ranges
-from stratarec.embedding.config import CachePolicy, CodecConfig, CodecKind
+from stratarec.embedding.config import CachePolicy, CodecConfig, CodecKind, codec_names
 from stratarec.errors import ConfigError
 from stratarec.kernels.policies import POLICIES
 
-Precision = Literal["auto", CodecKind]
+Precision: TypeAlias = Annotated[str, OneOf(lambda: {"auto": "", **codec_names()}, "auto", "fp32")]
 Memory: TypeAlias = Literal["hbm", "dram", "mapped", "block"]
 
 
@@ -127,7 +128,8 @@ class MemoryConfig:
         _set_size(self, "dram", "memory.dram")
         named = {"": self.precision} if isinstance(self.precision, str) else dict(self.precision)
         for table, precision in named.items():
-            check_choice(precision, f"memory.precision{'.' * bool(table)}{table}", get_args(Precision))
+            if precision not in ("auto", "fp32"):
+                check_choice(precision, f"memory.precision{'.' * bool(table)}{table}", ("auto", *codec_names()))
         check_ranges(self, "memory.", lookahead=f"[0, {MOST_AHEAD}]")
         if self.block and self.mapped and self.block.path == self.mapped.path:
             raise ConfigError(f"memory.block.path and memory.mapped.path are both {self.block.path!r}; name two")

@@ -34,6 +34,7 @@ from stratarec.errors import ConfigError
 from stratarec.hot.calibrator import HotProfile, calibrate, warn_inherited_ids, warn_little_skew
 from stratarec.hot.config import HotConfig
 from stratarec.hot.selection import Counts, RowRange, parts_of
+from stratarec.kernels.codec.kinds import KINDS
 from stratarec.planning.bytes import (
     MEMORIES,
     SHARED_BYTES,
@@ -48,7 +49,7 @@ from stratarec.planning.candidates import Candidate, TableSpec, candidates, desc
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.machine import Tiers, measure_tiers
 from stratarec.planning.plan import Log, Plan, TablePlacement
-from stratarec.planning.step_model import PENALTY, TableSeconds
+from stratarec.planning.step_model import TableSeconds
 
 _FIELDS: Mapping[Memory, str] = {
     "hbm": "memory.hbm",
@@ -220,7 +221,7 @@ def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int, ranks: i
 
 def _cheaper(tables: Sequence[TableSpec], memory: MemoryConfig) -> str:
     ways = []
-    lowest = max(PENALTY, key=PENALTY.__getitem__)
+    lowest = max(KINDS, key=lambda kind: KINDS[kind].penalty)
     if any(memory.table_precision(table.name) not in ("auto", lowest) for table in tables):
         ways.append("allow a lower memory.precision")
     if memory.hbm:

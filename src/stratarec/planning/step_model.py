@@ -50,14 +50,6 @@ from stratarec.planning.machine import Cluster, Machine, Tiers, check_positive
 # Bytes that a log writes per byte of a row, including the rewriting of segments.
 _LOG_WRITES = 2.0
 
-PENALTY = {name: kind.penalty for name, kind in KINDS.items()}
-"""Cost of a lower precision under ``precision: auto``, as a share of the table's compute seconds.
-
-With 0.5 for int8, a table is stored as float32 in a slower tier instead of as int8 in DRAM, if the slower tier adds
-less than half the table's compute time. With 50 for int4, that codec is used only if nothing else fits. The figures are
-a judgement, not a measurement: int8 under a cache trains to the accuracy of float32 (arXiv 2010.11305), int4 not
-always."""
-
 Nonnegative = Annotated[float, pydantic.Field(ge=0, lt=1 << 62)]
 
 

@@ -25,8 +25,8 @@ from stratarec.embedding.tables.base import features_of, group_layout
 from stratarec.errors import ConfigError, DatasetError, ExportError
 from stratarec.io.tensors import Spec
 from stratarec.kernels.bags import BagBatch, GroupLayout
-from stratarec.kernels.codec import decode
 from stratarec.kernels.codec.layout import RecordLayout
+from stratarec.kernels.codec.records import decode
 from stratarec.kernels.pooling import gather, pool
 from stratarec.models import build_network
 from stratarec.models.base import Network

@@ -27,7 +27,7 @@ from stratarec.kernels.simd.prefetch import prefetch
 U = np.uint64
 IS_CACHED = POLICIES.close()
 # Options of functions that contain the policies.
-CHOOSING = {**BODY, "cache": BODY["cache"] and IS_CACHED}
+CHOOSING = {**BODY, "cache": IS_CACHED}
 # Number of overflow sets that are searched for a row. It must be high enough that a row finds a free slot if there is
 # one.
 PROBES = 16

@@ -54,6 +54,9 @@ def decoder(kinds, code=0):
     return choose
 
 
+IS_CACHED = KINDS.close()
+# Options of functions that contain the codecs.
+CHOOSING = {**BODY, "cache": IS_CACHED}
 encode_weights = encoder(tuple(KINDS.values()))
 decode_weights = decoder(tuple(KINDS.values()))
 
@@ -97,7 +100,7 @@ def prefetch_slot(form, level, slot):
         prefetch(clock, slot)
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def encode_row(form, level, slot, records, at, key, write_key):
     """Encode a slot into the record at byte `at`; return whether the codec can represent the slot's numbers."""
     weights, row_state, full_state, clock = level
@@ -115,7 +118,7 @@ def encode_row(form, level, slot, records, at, key, write_key):
     return valid
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def decode_row(form, records, at, level, slot):
     """Decode the record at byte `at` into a slot."""
     weights, row_state, full_state, clock = level
@@ -135,7 +138,7 @@ def write_key_of(write):
     return mix(write * GOLDEN + U(1))
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def encode_chunks(member, counter, form, level, slots, records, places, keys, write, bad):
     """Encode slots[i] into record places[i] of flat `records`; set ``bad[chunk]`` to its first invalid entry."""
     count, chunks, size, write_key = len(slots), len(bad), U(form.record_bytes), write_key_of(write)
@@ -154,7 +157,7 @@ def encode_chunks(member, counter, form, level, slots, records, places, keys, wr
                 break
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=IS_CACHED)
 def encode(team, form, level, slots, records, places, keys, write, chunks):
     """Encode every entry; return the first invalid entry, or the number of entries."""
     counter, bad = np.zeros(1, np.int64), np.full(chunks, len(slots), np.int64)
@@ -164,7 +167,7 @@ def encode(team, form, level, slots, records, places, keys, write, chunks):
     return bad.min()
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def decode_chunks(member, counter, form, records, places, level, slots, chunks):
     """Decode record places[i] of flat `records` into slots[i]."""
     count, size = len(slots), U(form.record_bytes)
@@ -180,7 +183,7 @@ def decode_chunks(member, counter, form, records, places, level, slots, chunks):
             decode_row(form, records, U(places[i]) * size, level, U(slots[i]))
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=IS_CACHED)
 def decode(team, form, records, places, level, slots, chunks):
     """Decode record places[i] of flat `records` into slots[i], for every entry i."""
     run_team(team, decode_chunks, (np.zeros(1, np.int64), form, records, places, level, slots, chunks))

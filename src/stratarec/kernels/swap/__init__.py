@@ -1,7 +1,7 @@
 """Write back evicted rows and fetch the rows that replace them, in one pass, for records in addressable memory.
 
-The result is the same as with separate steps: `kernels.codec.encode` for the evicted rows (victims), then
-`kernels.codec.decode` or `kernels.cache.initialize` for the rows that replace them.
+The result is the same as with separate steps: `kernels.codec.records.encode` for the evicted rows (victims), then
+`kernels.codec.records.decode` or `kernels.cache.initialize` for the rows that replace them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def swap(
     home : tuple of ndarray
         Records ``[R, record_bytes]``, bits of the rows that were ever written, and bits of changed rows.
     write : int
-        Number of the write, see `kernels.codec.encode`.
+        Number of the write, see `kernels.codec.records.encode`.
 
     Returns
     -------

@@ -13,7 +13,15 @@ from numba import njit
 from numpy.typing import NDArray
 
 from stratarec.kernels.cache.cpu import initialize_row
-from stratarec.kernels.codec.cpu import decode_row, encode_row, prefetch_lines, prefetch_slot, write_key_of
+from stratarec.kernels.codec.cpu import (
+    CHOOSING,
+    IS_CACHED,
+    decode_row,
+    encode_row,
+    prefetch_lines,
+    prefetch_slot,
+    write_key_of,
+)
 from stratarec.kernels.random.cpu import key_of
 from stratarec.kernels.runtime.team import BODY, run_team, take
 from stratarec.kernels.simd.bits import set_bit, test_bit
@@ -60,7 +68,7 @@ def prefetch_swap(form, slots, home, slot, row, victim):
 
 
 # Separate passes for lists, encoding, marking and decoding took 11.9 ms for 41,600 rows; this takes 6.2.
-@njit(**BODY)
+@njit(**CHOOSING)
 def swap_row(form, slots, home, t, rows, entry, write_key):
     """Write back the victim, if there is one, and read the row; return whether the codec can represent the victim.
 
@@ -85,7 +93,7 @@ def swap_row(form, slots, home, t, rows, entry, write_key):
     return valid
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def swap_pieces(member, counter, form, slots, home, lists, pieces, rows, write, refused):
     """Process pieces of the tables' lists; table t has pieces ``pieces[t]:pieces[t + 1]``.
 
@@ -112,7 +120,7 @@ def swap_pieces(member, counter, form, slots, home, lists, pieces, rows, write, 
                 break
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=IS_CACHED)
 def swap(team, form, slots, home, lists, rows, write):
     """Swap all listed rows; return the first entry whose victim the codec cannot represent, or -1."""
     lists = SwapLists(*lists)

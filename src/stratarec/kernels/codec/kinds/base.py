@@ -74,9 +74,14 @@ class Kind:
         Float32 bytes per second on one core, for the planner; infinite for a copy, which costs only memory traffic.
     penalty : float
         Cost of the loss of precision, for ``precision: auto``: the planner adds this multiple of a table's compute
-        seconds to the cost of the kind.
+        seconds to the cost of the kind. With 0.5 for int8, a table is stored as float32 in a slower tier instead of as
+        int8 in DRAM, if the slower tier adds less than half the table's compute time. With 50 for int4, that codec is
+        used only if nothing else fits. The figures are a judgement, not a measurement: int8 under a cache trains to the
+        accuracy of float32 (arXiv 2010.11305), int4 not always.
     automatic : bool
         Whether ``precision: auto`` may choose the kind.
+    on_gpu : bool
+        Whether `kernels.codec.gpu` has the kind too, for rows that are trained in GPU memory.
     """
 
     name: str
@@ -91,6 +96,7 @@ class Kind:
     decode_rate: float
     penalty: float
     automatic: bool = True
+    on_gpu: bool = False
 
 
 # Results are cast to 32 bits after every operation: Numba widens 32-bit words to 64 bits, and LLVM narrows them again

@@ -193,6 +193,7 @@ FP32 = Kind(
     encode_rate=inf,
     decode_rate=inf,
     penalty=0.0,
+    on_gpu=True,
 )
 FP16 = Kind(
     name="fp16",
@@ -205,6 +206,7 @@ FP16 = Kind(
     encode_rate=4e9,
     decode_rate=8e9,
     penalty=0.2,
+    on_gpu=True,
 )
 BF16 = Kind(
     name="bf16",
@@ -217,6 +219,7 @@ BF16 = Kind(
     encode_rate=4e9,
     decode_rate=8e9,
     penalty=0.25,
+    on_gpu=True,
     # Never chosen automatically: bf16 takes as many bytes as fp16 and has fewer bits of precision.
     automatic=False,
 )

@@ -218,6 +218,7 @@ INT8 = Kind(
     encode_rate=2e9,
     decode_rate=4e9,
     penalty=0.5,
+    on_gpu=True,
 )
 
 
@@ -293,4 +294,5 @@ INT4 = Kind(
     # Only for tables that fit nowhere otherwise: with a penalty of 4 the planner put every large table into int4 when
     # block reads dominated the step, to save a fifth of it.
     penalty=50.0,
+    on_gpu=True,
 )
