@@ -23,12 +23,9 @@ from stratarec.data.columns.converter import OnBadRow, check_present
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import UNKNOWN, Schema, ValueType
-from stratarec.data.sources import RowsConfig, SourceConfig, open_rows
+from stratarec.data.sources import RowsConfig, RowsSource, SourceConfig, open_rows
 from stratarec.data.sources.base import Chunk, View
-from stratarec.data.sources.clicks import ClicksConfig
-from stratarec.data.sources.csv import CsvSource
 from stratarec.data.sources.files import STANDARD_INPUT, hash_logs
-from stratarec.data.sources.parquet import ParquetSource
 from stratarec.data.user_history import Events
 from stratarec.errors import ConfigError, DataError
 from stratarec.io.scratch import reading_directory
@@ -47,7 +44,6 @@ _NAMED = 5
 # Maximum length of a history that is read as a list: all its values. A shorter list would keep its first values, but a
 # history must keep its last ones.
 _WHOLE = 1 << 62
-_Source = CsvSource | ParquetSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +150,7 @@ class RawLogs:
         files = [path for path in self._source.files if path != STANDARD_INPUT]
         return [path for path, digest in hash_logs(files).items() if digest in logs]
 
-    def _open(self, files: Sequence[str], view: View) -> _Source:
+    def _open(self, files: Sequence[str], view: View) -> RowsSource:
         return open_view(self._config.source, self._config.on_bad_row, files, replace(view, optional_user=True))
 
     def _given_histories(self, names: Sequence[str], path: str) -> bool:
@@ -210,7 +206,7 @@ class RawLogs:
         finally:
             progress.finish()
 
-    def _chunks(self, source: _Source) -> Iterator[Chunk]:
+    def _chunks(self, source: RowsSource) -> Iterator[Chunk]:
         with reading_directory() as workspace:
             yield from source.chunks(workspace)
 
@@ -328,18 +324,7 @@ def make_encoder(dataset: Dataset) -> FeatureEncoder:
     return FeatureEncoder(dataset.schema, moments, vocabularies)
 
 
-def of_file(config: SourceConfig, file: str) -> SourceConfig:
-    """Return the source settings of a run with `file` as the only file; `ConfigError` if it does not read logs."""
-    if isinstance(config, ClicksConfig):
-        return replace(config, paths=(file,), last_window="wait")
-    if isinstance(config, RowsConfig):
-        return replace(config, paths=(file,))
-    raise ConfigError(
-        f"{file} cannot continue a run whose data.source.kind is {config.kind}: its samples do not come from logs"
-    )
-
-
-def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], view: View) -> _Source:
+def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], view: View) -> RowsSource:
     """Open other logs with the source settings of a recipe; `DataError` if its samples are not rows of a log."""
     if isinstance(config, RowsConfig):
         return open_rows(replace(config, paths=tuple(files)), on_bad_row, view)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
-from pydantic import Field
-
+from stratarec.config.choices import Sections
 from stratarec.data.columns.converter import OnBadRow
-from stratarec.data.sources.base import Chunk, Source, View
+from stratarec.data.sources.base import Chunk, LogConfig, RowsConfig, RowsSource, Source, View
 from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.sources.csv import (
     CRITEO,
@@ -24,50 +23,74 @@ from stratarec.data.sources.formats import compression_of, is_text, table_format
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
 from stratarec.data.splits import SplitConfig
+from stratarec.registry import Registry
 
-SourceConfig: TypeAlias = Annotated[
-    AvazuConfig | ClicksConfig | CriteoConfig | CsvConfig | ParquetConfig | SyntheticConfig, Field(discriminator="kind")
-]
-RowsConfig: TypeAlias = AvazuConfig | CriteoConfig | CsvConfig | ParquetConfig
-"""Sources whose samples are rows of files."""
+__all__ = [
+    "SOURCES", "Chunk", "LogKind", "OnBadRow", "RowsConfig", "RowsSource", "Source", "SourceConfig", "open_rows",
+    "open_source",
+]  # fmt: skip
 
-__all__ = ["Chunk", "OnBadRow", "RowsConfig", "Source", "SourceConfig", "open_rows", "open_source"]
+
+class LogKind(NamedTuple):
+    """An entry of `SOURCES`."""
+
+    config: type[LogConfig]
+    """Class of the section ``data.source`` of this kind."""
+    open: Callable[..., Any]
+    """Returns the `RowsSource` of a `RowsConfig`, given `OnBadRow` and a `View` or None; for other settings a `Source`,
+    given `OnBadRow` and the `SplitConfig`, because negatives are drawn within a split."""
+
+
+def _open_csv(config: CsvConfig, on_bad_row: OnBadRow, view: View | None) -> RowsSource:
+    if _format(config.paths) == "table":
+        return ParquetSource(ParquetConfig(paths=config.paths, schema=config.schema), on_bad_row, view)
+    return CsvSource(config, on_bad_row, view=view)
+
+
+def _open_parquet(config: ParquetConfig, on_bad_row: OnBadRow, view: View | None) -> RowsSource:
+    if _format(config.paths) == "text":
+        return CsvSource(CsvConfig(paths=config.paths, schema=config.schema), on_bad_row, view=view)
+    return ParquetSource(config, on_bad_row, view)
+
+
+def _open_criteo(config: CriteoConfig, on_bad_row: OnBadRow, view: View | None) -> RowsSource:
+    if _format(config.paths) == "table":
+        return ParquetSource(ParquetConfig(paths=config.paths, schema=CRITEO), on_bad_row, view)
+    return CriteoSource(config, on_bad_row, view=view)
+
+
+SOURCES = Registry(
+    "source",
+    {
+        "avazu": LogKind(AvazuConfig, lambda config, on_bad_row, view: AvazuSource(config, on_bad_row, view=view)),
+        "clicks": LogKind(ClicksConfig, ClicksSource),
+        "criteo": LogKind(CriteoConfig, _open_criteo),
+        "csv": LogKind(CsvConfig, _open_csv),
+        "parquet": LogKind(ParquetConfig, _open_parquet),
+        "synthetic": LogKind(SyntheticConfig, lambda config, on_bad_row, split: SyntheticSource(config, on_bad_row)),
+    },
+)
+SourceConfig: TypeAlias = Annotated[LogConfig, Sections(lambda: {kind: log.config for kind, log in SOURCES.items()})]
+"""The section ``data.source`` of a recipe."""
 
 
 def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfig) -> Source:
     """Open the source that `config` describes. `split` is used by sources that draw negatives, which draw them within a
     split."""
-    match config:
-        case ClicksConfig():
-            return ClicksSource(config, on_bad_row, split)
-        case SyntheticConfig():
-            return SyntheticSource(config, on_bad_row)
-        case _:
-            return open_rows(config, on_bad_row)
+    if isinstance(config, RowsConfig):
+        return open_rows(config, on_bad_row)
+    source: Source = SOURCES[config.kind].open(config, on_bad_row, split)
+    return source
 
 
-def open_rows(config: RowsConfig, on_bad_row: OnBadRow, view: View | None = None) -> CsvSource | ParquetSource:
+def open_rows(config: RowsConfig, on_bad_row: OnBadRow, view: View | None = None) -> RowsSource:
     """Open a log whose samples are rows of files.
 
-    The first file determines the format, not the recipe: ``kind: csv`` also reads Parquet and Arrow
+    The first file determines whether it is text or a table, not the recipe: ``kind: csv`` also reads Parquet and Arrow
     files, and ``kind: parquet`` also reads text.
     """
-    match config, _format(config.paths):
-        case AvazuConfig(), _:
-            return AvazuSource(config, on_bad_row, view=view)
-        case CriteoConfig(), "table":
-            return ParquetSource(ParquetConfig(paths=config.paths, schema=CRITEO), on_bad_row, view)
-        case CriteoConfig(), _:
-            return CriteoSource(config, on_bad_row, view=view)
-        case CsvConfig(), "table":
-            return ParquetSource(ParquetConfig(paths=config.paths, schema=config.schema), on_bad_row, view)
-        case ParquetConfig(), "text":
-            return CsvSource(CsvConfig(paths=config.paths, schema=config.schema), on_bad_row, view=view)
-        case CsvConfig(), _:
-            return CsvSource(config, on_bad_row, view=view)
-        case ParquetConfig(), _:
-            return ParquetSource(config, on_bad_row, view)
-    raise AssertionError(config)
+    source: RowsSource = SOURCES[config.kind].open(config, on_bad_row, view)
+    return source
 
 
 def _format(paths: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ A frame is a polars DataFrame with these columns; a column has one type in all f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +26,7 @@ from pydantic import BeforeValidator
 
 from stratarec.config.units import parse_bytes
 from stratarec.data.schema import Schema
+from stratarec.errors import ConfigError
 
 LIMITS = ("max_line_bytes",)
 """Options that limit what may be read, but do not change the result."""
@@ -39,6 +40,30 @@ def Size(field: str) -> BeforeValidator:
 def set_size(config: object, name: str, field: str) -> None:
     """Convert a size such as ``16MiB`` to bytes in a configuration that was built in Python."""
     object.__setattr__(config, name, parse_bytes(getattr(config, name), field))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """Settings of a source, to which each kind adds its own."""
+
+    kind: str
+
+    def of_file(self, file: str) -> LogConfig:
+        """Return the settings for the log of the next period; `ConfigError` if samples do not come from logs."""
+        raise ConfigError(
+            f"{file} cannot continue a run whose data.source.kind is {self.kind}: its samples do not come from logs"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsConfig(LogConfig):
+    """Settings of a source whose samples are rows of files, so that rows of other files can be scored."""
+
+    paths: tuple[str, ...] = ()
+    """Files, directories, globs or URLs; gzip, zstd, bz2, xz, lz4 and zip are decompressed."""
+
+    def of_file(self, file: str) -> RowsConfig:
+        return replace(self, paths=(file,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +162,14 @@ class Source(Protocol):
 
         A source may write temporary files to `workspace`, a directory that remains when `prepare` is interrupted.
         """
+        ...
+
+
+class RowsSource(Source, Protocol):
+    """Source whose samples are rows of files. It reads the columns of a `View`, or those of its settings."""
+
+    def column_names(self) -> list[str]:
+        """Return the names of the columns of the first file with rows."""
         ...
 
 

@@ -42,7 +42,7 @@ from stratarec.data.columns.converter import BadRows, Converter, OnBadRow
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
-from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare
+from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, LogConfig
 from stratarec.data.sources.files import expand, fingerprint
 from stratarec.data.sources.parquet import FileSlice, count_rows, parquet_pieces
 from stratarec.data.splits import SplitConfig, Splitter
@@ -63,7 +63,7 @@ _WAITING = "0.parquet"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClicksConfig:
+class ClicksConfig(LogConfig):
     """Paths and columns of a click log, and how samples are made from it."""
 
     kind: Literal["clicks"] = "clicks"
@@ -118,6 +118,9 @@ class ClicksConfig:
             raise ConfigError(
                 f"data.source.memory is {self.memory}, expected at least popularity_window ({self.popularity_window})"
             )
+
+    def of_file(self, file: str) -> ClicksConfig:
+        return replace(self, paths=(file,), last_window="wait")
 
     @property
     def countable(self) -> tuple[str, ...]:

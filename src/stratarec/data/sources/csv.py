@@ -24,7 +24,7 @@ import polars as pl
 from stratarec.data.columns.converter import BadRows, Converter, OnBadRow, check_present
 from stratarec.data.columns.text_values import parse_times
 from stratarec.data.schema import DenseFeature, LabelRule, Schema, SparseFeature
-from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, Size, View, chunk_index, set_size
+from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, RowsConfig, Size, View, chunk_index, set_size
 from stratarec.data.sources.files import STANDARD_INPUT, InputFile, expand, fingerprint, no_rows
 from stratarec.data.sources.formats import bare_name
 from stratarec.data.sources.text import (
@@ -53,12 +53,10 @@ _WORKERS, _AHEAD = 2, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class CsvConfig:
+class CsvConfig(RowsConfig):
     """Paths, format and columns of a log in text files."""
 
     kind: Literal["csv"] = "csv"
-    paths: tuple[str, ...] = ()
-    """Files, directories, globs or URLs; gzip, zstd, bz2, xz, lz4 and zip are decompressed."""
     schema: Schema = field(default_factory=Schema)
     """Columns to use, and the role of each. Other columns are not read."""
     format: Format = "auto"
@@ -395,10 +393,7 @@ _AVAZU_COLUMNS = Schema(label="click", sparse=tuple(SparseFeature(name=name) for
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PublicConfig:
-    kind: str
-    paths: tuple[str, ...] = ()
-    """Files, directories, globs or URLs; gzip, zstd, bz2, xz, lz4 and zip are decompressed."""
+class _PublicConfig(RowsConfig):
     max_line_bytes: Annotated[int, Size("data.source.max_line_bytes")] = 1 << 20
     """Longest line: memory holds a line."""
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from stratarec.data.columns.converter import BadRows, Converter, OnBadRow, check_present
 from stratarec.data.schema import Schema
-from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, View, chunk_index
+from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, RowsConfig, View, chunk_index
 from stratarec.data.sources.files import InputFile, expand, fingerprint, no_rows
 from stratarec.data.sources.table_files import DAMAGE, TableFile, open_table
 from stratarec.errors import DataError
@@ -22,7 +22,7 @@ _CHUNK_ROWS = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParquetConfig:
+class ParquetConfig(RowsConfig):
     """Paths and columns of a Parquet or Arrow log."""
 
     kind: Literal["parquet"] = "parquet"

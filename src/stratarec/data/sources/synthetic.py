@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from stratarec.config.validate import check_ranges, check_seed
 from stratarec.data.columns.converter import OnBadRow
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare
+from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, LogConfig
 from stratarec.kernels.random import mix_array
 
 CRITEO_ROWS = (
@@ -48,7 +48,7 @@ _MOST_BLOCKS = len(CRITEO_ROWS) // 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class SyntheticConfig:
+class SyntheticConfig(LogConfig):
     """Size and distribution of the generated log."""
 
     kind: Literal["synthetic"] = "synthetic"

@@ -31,7 +31,7 @@ from stratarec.data.dataset.manifest import MANIFEST, DatasetManifest
 from stratarec.data.hashing import stable_hash
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.sources import open_source
+from stratarec.data.sources import RowsConfig, open_source
 from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.sources.files import hash_logs
 from stratarec.data.user_history import Events
@@ -47,7 +47,7 @@ from stratarec.training.continual.chain import Chain
 from stratarec.training.continual.period_checks import KINDS, Novelty, auc_drift, check_times, dense_drift, kinds_of
 from stratarec.training.continual.train_period import period_recipe, train_period
 from stratarec.training.evaluate import ScoredSamples, corrected_by, fit, measured
-from stratarec.training.raw_logs import RawLogs, logits_of, make_encoder, of_file
+from stratarec.training.raw_logs import RawLogs, logits_of, make_encoder
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import TrainedModel, open_run
 from stratarec.training.run.periods import Period
@@ -163,7 +163,7 @@ class _Step:
     def _hash(self) -> str:
         """Return the hash of the period's file; `DataError` unless it is exactly one local file."""
         recipe = read_recipe(self._run).with_overrides(self._fields)
-        source = of_file(recipe.data.source, self._file)
+        source = recipe.data.source.of_file(self._file)
         opened = open_source(source, on_bad_row=recipe.data.on_bad_row, split=recipe.data.split)
         if len(opened.files) != 1:
             raise DataError(f"{self._file} names {len(opened.files)} files, expected one: a period has one file")
@@ -207,7 +207,7 @@ class _Step:
     def _samples(
         self, trained: TrainedModel, recipe: Recipe, novelty: Novelty
     ) -> Iterator[tuple[ScoredSamples, NDArray[np.int8]]]:  # fmt: skip
-        if recipe.data.source.kind == "clicks":
+        if not isinstance(recipe.data.source, RowsConfig):
             yield from score_clicks(trained, recipe.data, novelty, self._progress)
             return
         logs = RawLogs(trained, [self._file], labelled=True, events=trained.dataset.events(), novelty=novelty.of)

@@ -6,13 +6,12 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader
-from stratarec.data.sources.csv import CsvConfig
-from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.kernels.runtime.accelerator import device_errors
 from stratarec.planning.plan import Plan
@@ -20,7 +19,7 @@ from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.build import identity, new_plan, temporary_model
-from stratarec.training.raw_logs import of_file, typed_schema
+from stratarec.training.raw_logs import typed_schema
 from stratarec.training.resolve import run_steps
 from stratarec.training.steps.graph_step import build_stages
 from stratarec.training.steps.state import TrainingState
@@ -45,8 +44,8 @@ class Before:
 
 def period_recipe(recipe: Recipe, file: str, data: Path, base: Dataset) -> Recipe:
     """Return the recipe of a period: the recipe of the run or of the previous period, with one log and one epoch."""
-    source = of_file(recipe.data.source, file)
-    if isinstance(source, CsvConfig | ParquetConfig):
+    source: Any = recipe.data.source.of_file(file)
+    if hasattr(source, "schema"):
         source = replace(source, schema=typed_schema(base))
     split = replace(recipe.data.split, by="fraction", valid=0.0, test=0.0)
     vocabulary = replace(recipe.data.vocabulary, base=str(base.path))
