@@ -15,10 +15,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stratarec.config.choices import OneOf
+from stratarec.registry import Registry
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 Doubles = NDArray[np.float64]
@@ -433,6 +436,8 @@ class Metric:
 
     Parameters
     ----------
+    about : str
+        What the metric is, for the reference page.
     label : str
         Name in reports; empty if reports do not list the metric.
     measure : callable
@@ -451,6 +456,7 @@ class Metric:
         Name of the metric that is the standard error of this one. Reports show both together.
     """
 
+    about: str
     label: str
     measure: Callable[[Samples], float]
     better: Literal["higher", "lower"] | None = None
@@ -544,7 +550,9 @@ def calibration(samples: Samples) -> float:
     return float(predicted.sum()) / samples.total / samples.rate if samples.rate > 0 else float("nan")
 
 
-def _within_users(label: str, measure: Callable[[RankedGroups], tuple[Doubles, Doubles] | Doubles]) -> Metric:
+def _within_users(
+    about: str, label: str, measure: Callable[[RankedGroups], tuple[Doubles, Doubles] | Doubles]
+) -> Metric:
     """Return a metric that is a mean over users; `measure` returns a value per user, and weights unless all are 1."""
 
     def measured(samples: Samples) -> float:
@@ -553,47 +561,95 @@ def _within_users(label: str, measure: Callable[[RankedGroups], tuple[Doubles, D
         values = measure(samples.ranked)
         return mean(*values) if isinstance(values, tuple) else mean(values, np.ones(len(values)))
 
-    return Metric(label=label, measure=measured, better="higher", of_both_classes=True, of_users=True)
+    return Metric(about=about, label=label, measure=measured, better="higher", of_both_classes=True, of_users=True)
 
 
-# All metrics by name, in the order of reports.
-METRICS = {
-    "auc": Metric(
-        label="AUC",
-        measure=lambda samples: samples.auc,
-        better="higher",
-        headline=True,
-        of_both_classes=True,
-        error="auc_error",
-    ),
-    "auc_error": Metric(label="", measure=lambda samples: samples.auc_error(samples.placements), compared=False),
-    "log_loss": Metric(label="log loss", measure=lambda samples: samples.log_loss, better="lower", headline=True),
-    "normalized_entropy": Metric(
-        label="normalized entropy", measure=normalized_entropy, compared=False, error="entropy_error"
-    ),
-    "entropy_error": Metric(label="", measure=entropy_error, compared=False),
-    "calibration": Metric(label="calibration", measure=calibration),
-    # A mean weighted by the users' samples (Zhu et al. 2017). In the other metrics, all users have the same weight.
-    "grouped_auc": _within_users("grouped AUC", lambda ranked: ranked.areas),
-    "ndcg_at_10": _within_users("NDCG@10", lambda ranked: ranked.ndcg(10)),
-    "recall_at_10": _within_users("recall@10", lambda ranked: ranked.recall(10)),
-    "hit_rate_at_10": _within_users("hit rate@10", lambda ranked: ranked.hit_rate(10)),
-    "mrr": _within_users("MRR", lambda ranked: ranked.reciprocal_rank()),
-    # The ECE, and the expected ECE of a perfectly calibrated model with as many samples.
-    "calibration_error": Metric(label="calibration error", measure=lambda samples: samples.reliability.error()[0]),
-    "calibration_noise": Metric(
-        label="by chance alone", measure=lambda samples: samples.reliability.error()[1], compared=False
-    ),
-}
+METRICS = Registry(
+    "metric",
+    {
+        "auc": Metric(
+            about="Probability that a positive sample has a higher score than a negative one; 0.5 is chance.",
+            label="AUC",
+            measure=lambda samples: samples.auc,
+            better="higher",
+            headline=True,
+            of_both_classes=True,
+            error="auc_error",
+        ),
+        "auc_error": Metric(
+            about="Standard error of the AUC.",
+            label="",
+            measure=lambda samples: samples.auc_error(samples.placements),
+            compared=False,
+        ),
+        "log_loss": Metric(
+            about="Mean of -log of the probability that was predicted for the observed label.",
+            label="log loss",
+            measure=lambda samples: samples.log_loss,
+            better="lower",
+            headline=True,
+        ),
+        "normalized_entropy": Metric(
+            about="Log loss divided by that of always predicting the rate of positives; below 1 is better.",
+            label="normalized entropy",
+            measure=normalized_entropy,
+            compared=False,
+            error="entropy_error",
+        ),
+        "entropy_error": Metric(
+            about="Standard error of the normalized entropy.", label="", measure=entropy_error, compared=False
+        ),
+        "calibration": Metric(
+            about="Sum of predictions divided by the number of positives; at 1.1 the model predicts a tenth too many.",
+            label="calibration",
+            measure=calibration,
+        ),
+        # A mean weighted by the users' samples (Zhu et al. 2017). In the other metrics, all users have the same weight.
+        "grouped_auc": _within_users(
+            "AUC within each user, weighted by the user's samples; users of one class are left out.",
+            "grouped AUC",
+            lambda ranked: ranked.areas,
+        ),
+        "ndcg_at_10": _within_users(
+            "Order of each user's first ten; 1 if all positives come first.", "NDCG@10", lambda ranked: ranked.ndcg(10)
+        ),
+        "recall_at_10": _within_users(
+            "Share of a user's positives that are among the first ten.", "recall@10", lambda ranked: ranked.recall(10)
+        ),
+        "hit_rate_at_10": _within_users(
+            "Share of users with a positive among the first ten.", "hit rate@10", lambda ranked: ranked.hit_rate(10)
+        ),
+        "mrr": _within_users(
+            "Mean over users of 1 / place of the first positive.", "MRR", lambda ranked: ranked.reciprocal_rank()
+        ),
+        "calibration_error": Metric(
+            about="Mean distance of predicted from observed rates over bins of equal weight (ECE).",
+            label="calibration error",
+            measure=lambda samples: samples.reliability.error()[0],
+        ),
+        "calibration_noise": Metric(
+            about="Calibration error that a perfect model would have with so few samples.",
+            label="by chance alone",
+            measure=lambda samples: samples.reliability.error()[1],
+            compared=False,
+        ),
+    },
+)
+"""All metrics by name, in the order of reports."""
 
-# Metrics that early stopping may use.
-WATCHED = tuple(name for name, metric in METRICS.items() if metric.better)
-HEADLINES = tuple(name for name, metric in METRICS.items() if metric.headline)
 
-if TYPE_CHECKING:
-    MetricName: TypeAlias = str
-else:
-    MetricName = Literal[WATCHED]
+def watched() -> dict[str, str]:
+    """Return the metrics that early stopping may use, and what they are."""
+    return {name: metric.about for name, metric in METRICS.items() if metric.better}
+
+
+def headlines() -> tuple[str, ...]:
+    """Return the metrics that a run shows among its main results."""
+    return tuple(name for name, metric in METRICS.items() if metric.headline)
+
+
+MetricName: TypeAlias = Annotated[str, OneOf(watched)]
+"""Name of a metric that early stopping may use."""
 
 
 def goodness(name: str, value: float) -> float:

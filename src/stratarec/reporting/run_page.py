@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stratarec.config.units import format_bytes
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.io.names import step_of
-from stratarec.models.metrics import HEADLINES, METRICS
+from stratarec.models.metrics import METRICS, headlines
 from stratarec.reporting.explain_page import importance_sections
 from stratarec.reporting.html import (
     ACCENT,
@@ -111,7 +111,7 @@ def write_report(
 def _cards(test: Mapping[str, Any] | None, result: Mapping[str, Any]) -> list[tuple[str, str]]:
     cards = []
     for name, figures in by_label("test", test) if test else []:
-        cards += [(f"{name} {METRICS[key].label}", show(figures[key], 5)) for key in HEADLINES]
+        cards += [(f"{name} {METRICS[key].label}", show(figures[key], 5)) for key in headlines()]
     return [
         *cards,
         ("samples/s", f"{result['samples_per_second']:,.0f}" if result["samples_per_second"] else "-"),

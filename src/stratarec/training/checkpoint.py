@@ -48,7 +48,7 @@ from stratarec.io.owned_directory import try_lock
 from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
 from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models import CTRModel
-from stratarec.models.metrics import WATCHED
+from stratarec.models.metrics import watched
 from stratarec.models.zoo.trees import TreeSizes
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.members import BestMembers
@@ -154,7 +154,7 @@ class TrainingStateModel(Model):
             labels = entry.get("labels", {})
             by_label: tuple[Mapping[str, object], ...] = tuple(labels.values()) if isinstance(labels, dict) else ({},)
             for figures in (entry, *by_label):
-                lost = [name for name in WATCHED if isinstance(figures.get(name, True), bool | dict | tuple)]
+                lost = [name for name in watched() if isinstance(figures.get(name, True), bool | dict | tuple)]
                 if lost:
                     raise ValueError(f"the evaluation of step {step} lacks {lost[0]}")
         return value

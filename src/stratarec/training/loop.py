@@ -30,7 +30,7 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import Handle, Prefetcher
 from stratarec.errors import Interrupted
 from stratarec.models import CTRModel
-from stratarec.models.metrics import HEADLINES, METRICS, figures
+from stratarec.models.metrics import METRICS, figures, headlines
 from stratarec.models.request import Request
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe.train_section import TrainConfig
@@ -487,7 +487,7 @@ class Validation:
         values = figures(measured(self.dataset.schema.label_columns, samples))
         entry = {"step": state.step, **values, **members, **({"closing": True} if closing else {})}
         state.record(entry, stopping)
-        names = dict.fromkeys((*HEADLINES, *((stopping.metric,) if stopping.patience else ())))
+        names = dict.fromkeys((*headlines(), *((stopping.metric,) if stopping.patience else ())))
         for label, of_label in by_label("validation", values):
             shown = (f"{METRICS[name].label} {show_with_interval(of_label, name, 5)}" for name in names)
             self.progress.say(f"step {state.step}: {label} {', '.join(shown)}")
