@@ -7,12 +7,9 @@ from typing import Literal
 
 from stratarec.config.units import parse_rate
 from stratarec.config.validate import check_ranges
+from stratarec.distributed.wire_formats import DenseWireKind, WireKind
 from stratarec.errors import ConfigError
 
-WireKind = Literal["fp32", "fp16", "bf16", "int8"]
-"""A key of `wire.WIRES`."""
-DenseWireKind = Literal["fp32", "bf16"]
-"""A key of `wire.WIRES` whose format has a type for gradients of the network."""
 ShardingKind = Literal["auto", "table", "row"]
 ExchangeKind = Literal["auto", "flat", "sptt"]
 
@@ -36,12 +33,11 @@ class DistributedConfig:
     """``table``: each table is on one rank. ``row``: the rows of each table are divided among all ranks, or with
     ``sptt`` among the ranks of a host. ``auto``: complete tables where the load of ranks is then balanced."""
     wire: WireKind = "fp32"
-    """Format of rows between ranks: ``fp32``, ``fp16``, ``bf16`` or ``int8``. The relative error of a row is 0.02 % for
-    ``fp16``, 0.16 % for ``bf16`` and 0.4 % for ``int8``."""
+    """Format of rows between ranks."""
     gradient_wire: WireKind = "fp32"
-    """Format of gradients of rows between ranks: ``fp32``, ``fp16``, ``bf16`` or ``int8``. Adaptive optimizers divide
-    by the size of a row's gradients, so rounding can change weights, first those of rare rows, by several learning
-    rates after some steps. Runs still repeat to the bit."""
+    """Format of gradients of rows between ranks. Adaptive optimizers divide by the size of a row's gradients, so
+    rounding can change weights, first those of rare rows, by several learning rates after some steps. Runs still repeat
+    to the bit."""
     dense_wire: DenseWireKind = "fp32"
     """Format of the network's gradients between ranks; they are added in float32."""
 

@@ -19,10 +19,11 @@ from torch import Tensor
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.all_to_all import Dispatched, FlatExchange
 from stratarec.distributed.collectives import Channel, never
-from stratarec.distributed.config import DistributedConfig, WireKind
+from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire
+from stratarec.distributed.wire_formats import WireKind
 from stratarec.embedding.checkpoint import RANK_GROUPS
 from stratarec.embedding.collection import EmbeddingCollection
 from stratarec.embedding.engine import Engine

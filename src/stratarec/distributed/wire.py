@@ -13,8 +13,8 @@ Shapes: n consecutive rows of width D. Rows of several widths are consecutive sp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from stratarec.config.validate import check_choice
-from stratarec.distributed.config import WireKind
+from stratarec.distributed.wire_formats import WIRES, WireKind
 from stratarec.embedding.codecs import FloatRows, RecordCodec
-from stratarec.embedding.config import CodecConfig
 from stratarec.errors import TrainingError
 from stratarec.kernels.random import mix_array, table_key
 from stratarec.kernels.rectangles import Parts, copy_parts, parts_of, swapped
@@ -36,34 +35,6 @@ class Span(NamedTuple):
     rows: int
     width: int
 
-
-@dataclass(frozen=True, kw_only=True)
-class WireFormat:
-    """Properties of one kind of wire.
-
-    Parameters
-    ----------
-    codec : CodecConfig or None
-        Codec of a row; None for float32.
-    scaled : bool
-        Whether each row is divided by a power of two, because float16 has a small range.
-    dense : torch.dtype or None
-        Type of the network's gradients on this wire; None if the wire does not support them.
-    """
-
-    codec: CodecConfig | None
-    scaled: bool = False
-    dense: torch.dtype | None = None
-
-
-# All wires by kind. A new kind is one more entry.
-WIRES: Mapping[str, WireFormat] = {
-    "fp32": WireFormat(codec=None, dense=torch.float32),
-    "fp16": WireFormat(codec=CodecConfig(kind="fp16", rounding="nearest", state="bf16"), scaled=True),
-    "bf16": WireFormat(codec=CodecConfig(kind="bf16", rounding="nearest"), dense=torch.bfloat16),
-    # int8 is rounded stochastically: rounding to nearest has a bias, which would accumulate over steps.
-    "int8": WireFormat(codec=CodecConfig(kind="int8", rounding="stochastic", state="bf16"), scaled=True),
-}
 
 # The absolute values of a scaled row are below 2 ** 15, and neither a scale nor its inverse is subnormal.
 _LARGEST, _LEAST = 15, -126
@@ -84,7 +55,8 @@ class Wire:
 
     def __init__(self, kind: WireKind, seed: int, rank: int) -> None:
         check_choice(kind, "wire", WIRES)
-        self._config, self._scaled = WIRES[kind].codec, WIRES[kind].scaled
+        codec = WIRES[kind].codec
+        self._config, self._scaled = None if codec is None else codec(), WIRES[kind].scaled
         self.kind, self._seed, self._rank = kind, seed, rank
         self._codecs: dict[int, RecordCodec] = {}
 

@@ -39,8 +39,8 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from stratarec.config.validate import check_ranges
-from stratarec.distributed.config import WireKind
 from stratarec.distributed.wire import Wire
+from stratarec.distributed.wire_formats import WireKind
 from stratarec.embedding.config import CodecConfig
 from stratarec.errors import ConfigError
 from stratarec.kernels.codec.kinds import KINDS

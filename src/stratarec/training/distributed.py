@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from stratarec.batch.batch import Batch
 from stratarec.distributed.collectives import average, reduce_gradients
-from stratarec.distributed.config import DenseWireKind
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.towers import DisaggregatedModel
-from stratarec.distributed.wire import WIRES
+from stratarec.distributed.wire_formats import WIRES, DenseWireKind
 from stratarec.embedding import Handle
 from stratarec.errors import ConfigError
 from stratarec.models.base import CTRModel, Network
@@ -160,7 +159,7 @@ class GradientReducer:
     """
 
     def __init__(self, mesh: Mesh, network: Network, wire: DenseWireKind = "fp32") -> None:
-        self._mesh, self._type = mesh, WIRES[wire].dense or torch.float32
+        self._mesh, self._type = mesh, getattr(torch, WIRES[wire].dense)
         self._mine: set[int] = set()
         self._of_towers: set[int] = set()
         if mesh.between is not None:

@@ -32,10 +32,10 @@ from stratarec.batch.batch import Batch
 from stratarec.config.units import format_bytes, format_milliseconds, parse_rate
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import BatchShare, Loader
-from stratarec.distributed.config import WireKind
 from stratarec.distributed.measure import Collective, emulated_mesh
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import rows_sent
+from stratarec.distributed.wire_formats import WIRES
 from stratarec.errors import ConfigError
 from stratarec.hot.config import HotConfig
 from stratarec.kernels.runtime.accelerator import open_device
@@ -70,7 +70,6 @@ from stratarec.training.steps.step import loader_config
 from stratarec.training.steps.thread_tuner import share_of
 from stratarec.training.torch_setup import build_optimizer, measured_rates, torch_settings
 
-PREDICTED_WIRES: tuple[WireKind, ...] = ("fp32", "bf16", "int8")
 RATIOS = (2.0, 4.0, 8.0, 16.0)
 ASSUMED = Collective(alpha=5e-5, alpha_peer=5e-6)
 """Latency of TCP between processes, assumed if there are no ranks with which to measure it."""
@@ -464,7 +463,7 @@ def predict_exchanges(recipe: Recipe, dataset: Dataset, cluster: Cluster) -> lis
         # A tower may have too few columns for its compression.
         with suppress(*([ConfigError] if towers is not None and not towers.plain else [])):
             seconds = rank_seconds(changed, dataset, cluster)
-            for wire in PREDICTED_WIRES:
+            for wire in (name for name, wire in WIRES.items() if wire.predicted):
                 option = replace(changed, distributed=replace(config, wire=wire))
                 predictions.append(predict_step(option, dataset, cluster, seconds))
     return predictions
