@@ -396,13 +396,60 @@ def metrics() -> str:
 # Public names
 
 
+INTERNAL = {
+    "Dataset": (
+        "carried_counts", "clicks", "complete", "counted_ids", "events", "first_rows", "held_out_values", "inputs",
+        "joined", "locked", "odd_split", "reader", "row_group", "row_numbers", "session_keys", "shards", "windows",
+    ),
+    "EmbeddingBagConfig": ("numbering",),
+    "Loader": ("draws", "row_groups"),
+    "Recipe": ("modules", "place", "scratch_prefix", "towers"),
+    "RowOptimizerConfig": ("clocked", "rule", "state_shape"),
+    "TieredEmbeddingBagCollection": ("named",),
+}  # fmt: skip
+"""Members of public classes that only other packages of StrataRec use. The reference leaves them out."""
+OTHER_BASES = ("Exception", "Module", "Phase")
+"""Base classes whose members the reference leaves out."""
+
+
+def public_members(value: Any) -> dict[str, Any]:
+    """Return the methods and properties of a public class that the reference lists, by name; none of a function."""
+    members = {}
+    for base in reversed(value.__mro__ if inspect.isclass(value) else ()):
+        if base.__module__.startswith("stratarec") and base.__name__ not in OTHER_BASES:
+            members.update(vars(base))
+    kinds = (types.FunctionType, classmethod, staticmethod, property)
+    return {
+        name: member
+        for name, member in members.items()
+        if isinstance(member, kinds)
+        and not name.startswith("_")
+        and inspect.getdoc(member)
+        and name not in INTERNAL.get(value.__name__, ())
+    }
+
+
 def api() -> str:
-    """What `stratarec` offers, by the docstrings."""
-    lines = ["# Python", "", "All of these are names of `stratarec`. Everything else may change without notice.", ""]
+    """Return a page with the docstrings of the public names."""
+    lines = [
+        "# Python",
+        "",
+        "All of these are names of `stratarec`. Everything else may change without notice.",
+        "",
+        "The examples use the files of the [tutorial](../tutorial.md): the log `clicks.csv`, the recipe `clicks.yaml`, "
+        "the data set `data/clicks`, the run `runs/clicks` and the export `exported`. An example of a method continues "
+        "the example of its class.",
+        "",
+    ]
     for name in stratarec.__all__:
         found = getattr(stratarec, name)
         kind = "autofunction" if inspect.isfunction(found) else "autoclass"
-        lines += [f"## {name}", "", "```{eval-rst}", f".. {kind}:: {found.__module__}.{found.__qualname__}", "```", ""]
+        lines += [f"## {name}", "", "```{eval-rst}", f".. {kind}:: {found.__module__}.{found.__qualname__}"]
+        if kind == "autoclass":
+            lines.append(f"   :inherited-members: {', '.join(OTHER_BASES)}")
+        if name in INTERNAL:
+            lines.append(f"   :exclude-members: {', '.join(INTERNAL[name])}")
+        lines += ["```", ""]
     return "\n".join(lines)
 
 

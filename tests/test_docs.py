@@ -245,29 +245,6 @@ assert client.get("/health").json()["labels"] == ["clicked"]
     )
 
 
-DOCTESTS = """
-import doctest, warnings
-import stratarec
-warnings.simplefilter("ignore")
-finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner()
-for name in stratarec.__all__:
-    tests = finder.find(getattr(stratarec, name), name, globs={})
-    assert sum(len(test.examples) for test in tests) > 0, f"{name} has no example"
-    for test in tests:
-        runner.run(test)
-assert runner.failures == 0
-"""
-
-
-@pytest.mark.slow
-def test_every_public_name_has_an_example_that_runs(runs: Callable[[int], Path], tmp_path: Path) -> None:
-    folder = tmp_path / "work"
-    shutil.copytree(runs(FEW), folder)
-    command("stratarec export -q runs/clicks -o exported", folder)
-    done = forked.python(DOCTESTS, cwd=folder)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-
-
 @pytest.mark.slow
 def test_the_documentation_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("furo")

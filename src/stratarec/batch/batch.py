@@ -33,7 +33,7 @@ class Batch:
 
     Examples
     --------
-    >>> from stratarec import Dataset, Loader, LoaderConfig
+    >>> from stratarec import Batch, Dataset, Loader, LoaderConfig
     >>> loader = Loader(Dataset.open("data/clicks"), "train", LoaderConfig(batch_size=64))
     >>> batch = next(loader.batches(epoch=0))
     >>> batch.size, batch.label.shape
@@ -49,10 +49,17 @@ class Batch:
 
     @property
     def size(self) -> int:
+        """Number of samples, B."""
         return self.label.shape[0]
 
     def to(self, device: torch.device | str) -> Batch:
-        """Return the same samples on `device`."""
+        """Return the same samples on `device`.
+
+        Examples
+        --------
+        >>> batch.to("cpu").label.device
+        device(type='cpu')
+        """
         return Batch(
             label=self.label.to(device),
             dense=self.dense.to(device),
@@ -63,7 +70,15 @@ class Batch:
         )
 
     def expanded(self, keys: Sequence[str] | None = None) -> Batch:
-        """Return the same samples without deduplication. `keys` is the order of features; by default as stored."""
+        """Return the same samples without deduplication. `keys` is the order of features; by default as stored.
+
+        Examples
+        --------
+        >>> [group.keys for group in batch.groups]
+        [('country', 'user'), ('device',)]
+        >>> batch.expanded().sparse.keys
+        ('item', 'country', 'user', 'device')
+        """
         if not self.groups:
             return self
         parts = [group.expand() for group in self.groups]
@@ -75,7 +90,13 @@ class Batch:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Batch]) -> Batch:
-        """Concatenate batches with the same features and groups; equal values of different parts are not merged."""
+        """Concatenate batches with the same features and groups; equal values of different parts are not merged.
+
+        Examples
+        --------
+        >>> Batch.concatenate([batch, batch]).size
+        128
+        """
         users = [part.user for part in parts if part.user is not None]
         weights = [part.weight for part in parts if part.weight is not None]
         groups = zip(*(part.groups for part in parts), strict=True)
@@ -89,5 +110,11 @@ class Batch:
         )
 
     def replace(self, **changes: object) -> Batch:
-        """Return a copy with some fields changed."""
+        """Return a copy with some fields changed.
+
+        Examples
+        --------
+        >>> batch.replace(weight=batch.label * 2 + 1).weight.unique()
+        tensor([1., 3.])
+        """
         return replace(self, **changes)  # type: ignore[arg-type]

@@ -33,8 +33,8 @@ class JaggedTensor:
     >>> import torch
     >>> from stratarec import JaggedTensor
     >>> bags = JaggedTensor(values=torch.tensor([4, 4, 1]), offsets=torch.tensor([0, 1, 1, 3]))
-    >>> bags.to_list()
-    [[4], [], [4, 1]]
+    >>> bags.batch_size
+    3
     """
 
     values: Tensor
@@ -46,14 +46,27 @@ class JaggedTensor:
 
     @property
     def batch_size(self) -> int:
+        """Number of bags, B."""
         return self.offsets.numel() - 1
 
     def lengths(self) -> Tensor:
-        """Return the number of values in each bag, ``[B]`` int64."""
+        """Return the number of values in each bag, ``[B]`` int64.
+
+        Examples
+        --------
+        >>> bags.lengths()
+        tensor([1, 0, 2])
+        """
         return self.offsets.diff()
 
     def to_list(self) -> list[list[float | int]]:
-        """Return the bags as Python lists, for tests and inspection."""
+        """Return the bags as Python lists, for tests and inspection.
+
+        Examples
+        --------
+        >>> bags.to_list()
+        [[4], [], [4, 1]]
+        """
         return [bag.tolist() for bag in torch.split(self.values, self.lengths().tolist())]
 
 
@@ -122,7 +135,23 @@ class KeyedJagged:
 
     @classmethod
     def from_features(cls, features: Mapping[str, JaggedTensor], batch_size: int | None = None) -> KeyedJagged:
-        """Join features of the same samples; all or none have weights. Without features, `batch_size` is required."""
+        """Join features of the same samples.
+
+        Parameters
+        ----------
+        features : mapping of str to JaggedTensor
+            Bags of each feature; all or none have weights.
+        batch_size : int, optional
+            Number of samples, which is needed only if there are no features.
+
+        Examples
+        --------
+        >>> from stratarec import JaggedTensor
+        >>> item = JaggedTensor(values=torch.tensor([1, 5, 2]), offsets=torch.tensor([0, 2, 2, 3]))
+        >>> tag = JaggedTensor(values=torch.tensor([8, 8]), offsets=torch.tensor([0, 0, 1, 2]))
+        >>> KeyedJagged.from_features({"item": item, "tag": tag}).offsets
+        tensor([0, 2, 2, 3, 3, 4, 5])
+        """
         if not features:
             if batch_size is None:
                 raise ConfigError("from_features needs at least one feature, or a batch_size")
@@ -146,12 +175,24 @@ class KeyedJagged:
         )
 
     def to(self, device: torch.device | str) -> KeyedJagged:
-        """Return the same features on `device`."""
+        """Return the same features on `device`.
+
+        Examples
+        --------
+        >>> batch.to("cpu").values.device
+        device(type='cpu')
+        """
         moved = {name: to_device(getattr(self, name), device) for name in ("values", "offsets", "weights")}
         return replace(self, **moved)  # type: ignore[arg-type]
 
     def bag_offsets(self) -> Tensor:
-        """Return ``[F * B + 1]`` int64 offsets, which are computed if ``offsets`` is None."""
+        """Return ``[F * B + 1]`` int64 offsets, which are computed if ``offsets`` is None.
+
+        Examples
+        --------
+        >>> KeyedJagged(keys=("user",), values=torch.tensor([7, 3]), offsets=None, batch_size=2).bag_offsets()
+        tensor([0, 1, 2])
+        """
         if self.offsets is not None:
             return self.offsets
         return torch.arange(self.values.numel() + 1, dtype=torch.int64, device=self.values.device)
@@ -169,7 +210,13 @@ class KeyedJagged:
         return JaggedTensor(values=self.values[first:last], offsets=offsets - first, weights=weights)
 
     def select(self, keys: Sequence[str]) -> KeyedJagged:
-        """Return the features `keys`, in the order of `keys`."""
+        """Return the features `keys`, in the order of `keys`.
+
+        Examples
+        --------
+        >>> batch.select(["item"]).values
+        tensor([1, 5, 2])
+        """
         if not keys:
             raise ConfigError("select needs at least one feature")
         size, offsets, spans = self.batch_size, self.bag_offsets(), list[tuple[int, int]]()
@@ -193,7 +240,13 @@ class KeyedJagged:
         return self.keys.index(key)
 
     def take(self, rows: Tensor) -> KeyedJagged:
-        """Select samples by their indices `rows`: ``[M]`` integers in any order, which may repeat."""
+        """Select samples by their indices `rows`: ``[M]`` integers in any order, which may repeat.
+
+        Examples
+        --------
+        >>> batch.take(torch.tensor([2, 0, 0]))["item"].to_list()
+        [[2], [1, 5], [1, 5]]
+        """
         rows = rows.long()
         features, size = len(self.keys), rows.numel()
         if self.offsets is None and self.weights is None:
@@ -209,7 +262,13 @@ class KeyedJagged:
 
     @classmethod
     def concatenate(cls, parts: Sequence[KeyedJagged]) -> KeyedJagged:
-        """Concatenate the samples of parts, which have the same features in the same order."""
+        """Concatenate the samples of parts, which have the same features in the same order.
+
+        Examples
+        --------
+        >>> KeyedJagged.concatenate([batch, batch])["item"].to_list()
+        [[1, 5], [], [2], [1, 5], [], [2]]
+        """
         if not parts or any(part.keys != parts[0].keys for part in parts):
             raise ConfigError(f"concatenate needs parts with the same features, got {[part.keys for part in parts]}")
         if len({part.weights is None for part in parts}) != 1:
@@ -371,10 +430,8 @@ class InverseJagged:
     >>> from stratarec import InverseJagged, KeyedJagged
     >>> unique = KeyedJagged(keys=("os",), values=torch.tensor([3, 7]), offsets=None, batch_size=2)
     >>> group = InverseJagged(unique=unique, inverse=torch.tensor([0, 0, 1]))
-    >>> group.factor
-    1.5
-    >>> group.expand()["os"].to_list()
-    [[3], [3], [7]]
+    >>> group.keys, group.batch_size, group.factor
+    (('os',), 3, 1.5)
     """
 
     unique: KeyedJagged | JaggedWindows
@@ -394,14 +451,22 @@ class InverseJagged:
 
     @property
     def keys(self) -> tuple[str, ...]:
+        """Feature names of the group."""
         return self.unique.keys
 
     @property
     def batch_size(self) -> int:
+        """Number of samples, B."""
         return self.inverse.numel()
 
     def to(self, device: torch.device | str) -> InverseJagged:
-        """Return the same group on `device`."""
+        """Return the same group on `device`.
+
+        Examples
+        --------
+        >>> group.to("cpu").inverse.device
+        device(type='cpu')
+        """
         return InverseJagged(unique=self.unique.to(device), inverse=self.inverse.to(device))
 
     @property
@@ -410,26 +475,56 @@ class InverseJagged:
         return self.batch_size / max(self.unique.batch_size, 1)
 
     def expand(self) -> KeyedJagged:
-        """Return the group without deduplication: one bag for each of the B samples."""
+        """Return the group without deduplication: one bag for each of the B samples.
+
+        Examples
+        --------
+        >>> group.expand()["os"].to_list()
+        [[3], [3], [7]]
+        """
         bags = self.unique.take(self.inverse)
         return bags.to_keyed() if isinstance(bags, JaggedWindows) else bags
 
     def bags(self) -> KeyedJagged:
-        """Return the distinct values as bags; values of windows are copied."""
+        """Return the distinct values as bags; values of windows are copied.
+
+        Examples
+        --------
+        >>> group.bags()["os"].to_list()
+        [[3], [7]]
+        """
         return self.unique.to_keyed() if isinstance(self.unique, JaggedWindows) else self.unique
 
     def compact(self) -> InverseJagged:
-        """Remove distinct values that no sample uses, and number the others in the order of first appearance."""
+        """Remove distinct values that no sample uses, and number the others in the order of first appearance.
+
+        Examples
+        --------
+        >>> InverseJagged(unique=unique, inverse=torch.tensor([1, 1])).compact().bags()["os"].to_list()
+        [[7]]
+        """
         inverse, first = _by_first_appearance(self.inverse.long())
         return InverseJagged(unique=self.unique.take(self.inverse[first]), inverse=inverse.to(self.inverse.dtype))
 
     def slice(self, first: int, last: int) -> InverseJagged:
-        """Return samples ``first:last`` and the distinct values that they use."""
+        """Return samples ``first:last`` and the distinct values that they use.
+
+        Examples
+        --------
+        >>> group.slice(1, 3).inverse
+        tensor([0, 1])
+        """
         return InverseJagged(unique=self.unique, inverse=self.inverse[first:last]).compact()
 
     @classmethod
     def concatenate(cls, parts: Sequence[InverseJagged]) -> InverseJagged:
-        """Concatenate the samples of all parts; equal values of different parts are not merged."""
+        """Concatenate the samples of all parts; equal values of different parts are not merged.
+
+        Examples
+        --------
+        >>> InverseJagged.concatenate([group, group]).inverse
+        tensor([0, 0, 1, 2, 2, 3])
+        """
         windows = [part.unique for part in parts if isinstance(part.unique, JaggedWindows)]
         keyed = [part.unique for part in parts if isinstance(part.unique, KeyedJagged)]
         if windows and keyed:
