@@ -99,15 +99,39 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
     def prepare(self, features: KeyedJagged) -> AnyHandle:
         """Bring the rows of a batch into level 0; pass the returned handle to `forward` once, in order.
 
+        Parameters
+        ----------
+        features : KeyedJagged
+            Ids of the batch; all features of the tables, and possibly others.
+
         Raises
         ------
         ConfigError, TrainingError, StorageError
             The batch is then ignored, and rows are unchanged unless the message says otherwise.
+
+        Examples
+        --------
+        >>> handle = collection.prepare(features)
+        >>> collection(handle)["item"].sum().backward()
         """
         return self.engine.prepare(features)
 
     def forward(self, features: KeyedJagged | AnyHandle) -> Embeddings:
-        """Look up every feature of the collection. `features` may also contain other features, in any order."""
+        """Look up every feature of the collection.
+
+        Parameters
+        ----------
+        features : KeyedJagged or handle
+            Ids of the batch, which may also contain other features, in any order; or the handle that `prepare` returned
+            for them.
+
+        Examples
+        --------
+        >>> with torch.no_grad():  # reads rows and trains none
+        ...     embeddings = collection(features)
+        >>> embeddings.pooled.shape, embeddings["item"].shape
+        (torch.Size([2, 8]), torch.Size([2, 8]))
+        """
         training, engine = torch.is_grad_enabled(), self.engine
         if not isinstance(features, KeyedJagged):
             prepared, features = features, features.features
@@ -139,11 +163,22 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         If `RowOptimizerConfig.rows` is ``all``, ``clock`` is the number of steps that each row has taken. For a table
         that is completely in level 0 these are views: writing them changes the model. For other tables they are copies,
         which take as much memory as the complete table in float32; use `rows` to read a part.
+
+        Examples
+        --------
+        >>> collection.table("item")["weight"].shape
+        torch.Size([1000, 8])
         """
         return self.engine.tables_of(name).table(name)
 
     def rows(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Return ``weight`` and optimizer state of rows ``first:last`` of a table, in DRAM, all steps applied."""
+        """Return ``weight`` and optimizer state of rows ``first:last`` of a table, in DRAM, all steps applied.
+
+        Examples
+        --------
+        >>> collection.rows("item", 3, 5)["weight"].shape
+        torch.Size([2, 8])
+        """
         return {part: rows.cpu() for part, rows in self.engine.tables_of(name).part(name, first, last).items()}
 
     def save(self, directory: Path, previous: Path | None = None) -> dict[str, Any]:
@@ -161,6 +196,11 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
             If a file cannot be written; `previous` is unchanged.
         TrainingError
             If a batch is prepared and not looked up, or rows are incomplete.
+
+        Examples
+        --------
+        >>> from pathlib import Path
+        >>> manifest = collection.save(Path("tables"))
         """
         return self.engine.save(directory, previous)
 
@@ -176,11 +216,26 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         ------
         CheckpointError
             If a file is missing or damaged, or the tables differ.
+
+        Examples
+        --------
+        >>> from pathlib import Path
+        >>> manifest = collection.save(Path("saved"))
+        >>> other = TieredEmbeddingBagCollection([table], optimizer=RowOptimizerConfig(kind="sgd"))
+        >>> other.load(Path("saved"), manifest)
+        ''
+        >>> torch.equal(other.table("item")["weight"], collection.table("item")["weight"])
+        True
         """
         return self.engine.load(directory, manifest)
 
     def close(self) -> None:
-        """Release the files and threads of stores; any further use of the collection is an error."""
+        """Release the files and threads of stores; any further use of the collection is an error.
+
+        Examples
+        --------
+        >>> collection.close()
+        """
         self.engine.close()
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -273,7 +328,10 @@ class TieredEmbeddingBagCollection(EmbeddingCollection[Prepared]):
     >>> collection = TieredEmbeddingBagCollection([table], optimizer=RowOptimizerConfig(kind="sgd"))
     >>> features = KeyedJagged(keys=("item",), values=torch.tensor([3, 7]), offsets=None, batch_size=2)
     >>> collection(features)["item"].sum().backward()  # trains rows 3 and 7
-    >>> collection.close()
+    >>> collection.step, collection.learning_rate
+    (1, 0.02)
+    >>> collection.tables == (table,), collection.pooled_keys, collection.dims
+    (True, ('item',), (8,))
     """
 
     def __init__(

@@ -124,8 +124,9 @@ class RowOptimizerConfig:
     Examples
     --------
     >>> from stratarec import RowOptimizerConfig
-    >>> RowOptimizerConfig(kind="rowwise_adagrad", learning_rate=0.05).row_state != ""
-    True
+    >>> optimizer = RowOptimizerConfig(kind="rowwise_adam", learning_rate=0.001)
+    >>> optimizer.row_state, optimizer.full_state
+    ('exp_avg_sq', ('exp_avg',))
     """
 
     kind: RowOptimizerKind = "rowwise_adagrad"
