@@ -134,6 +134,14 @@ def test_mistakes_are_named(
         ClickModel(**settings).fit(**{"frame": frame, **given})
 
 
+def test_labels_that_are_passed_as_y_replace_the_label_of_a_recipe(fit_model: ClickModel, frame: pl.DataFrame) -> None:
+    recipe = {**fit_model.recipe_, "model": {"kind": "dlrm", "embedding_dim": 4}}
+    features, labels = frame[:300].drop("click"), np.where(frame[:300]["click"], "yes", "no")
+    model = ClickModel(recipe, train__max_steps=2).fit(features, labels)
+    assert model.classes_.tolist() == ["no", "yes"]
+    assert model.score(features, labels) == np.mean(model.predict(features) == labels)
+
+
 def test_an_unusable_row_is_named_by_its_position_in_the_frame(frame: pl.DataFrame) -> None:
     bad = frame.with_columns(price=pl.Series([*frame["price"][:200], np.inf, *frame["price"][201:]]))
     for given, message in (

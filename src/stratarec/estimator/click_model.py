@@ -35,6 +35,7 @@ from stratarec.estimator.frame_log import (
     check_rows,
     encode_labels,
     is_array,
+    label_column,
     read_labels,
     read_weights,
     split_log,
@@ -103,10 +104,10 @@ class ClickModel:
     --------
     >>> import polars as pl
     >>> from stratarec import ClickModel
-    >>> log = pl.read_csv("clicks.csv").head(2000)
-    >>> model = ClickModel(train__epochs=1).fit(log, label="clicked")
-    >>> model.predict_proba(log.head(3)).shape
-    (3, 2)
+    >>> log, tomorrow = pl.read_csv("clicks.csv"), pl.read_csv("tomorrow.csv")
+    >>> model = ClickModel("clicks.yaml", train__epochs=2).fit(log, label="clicked")
+    >>> model
+    ClickModel(recipe='clicks.yaml', train__epochs=2)
     """
 
     # the recipe as it was passed in; `recipe_` is the complete one
@@ -120,11 +121,23 @@ class ClickModel:
     # The methods that scikit-learn needs to copy a model, search over its settings, or put it into a pipeline.
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
+        """Return the arguments of the constructor.
+
+        Examples
+        --------
+        >>> model.get_params()
+        {'recipe': 'clicks.yaml', 'train__epochs': 2}
+        """
         return {"recipe": self.recipe, **self._settings}
 
     def set_params(self, **params: Any) -> ClickModel:
-        """Change arguments of the constructor and return the model. Unknown names are refused by `fit`."""
+        """Change arguments of the constructor and return the model. Unknown names are refused by `fit`.
+
+        Examples
+        --------
+        >>> ClickModel("clicks.yaml").set_params(train__batch_size=256)
+        ClickModel(recipe='clicks.yaml', train__batch_size=256)
+        """
         for name, value in params.items():
             if name == "recipe":
                 self.recipe = value
@@ -174,6 +187,12 @@ class ClickModel:
         ------
         ConfigError, DataError
             If the frame or a setting is wrong. The message names the column and row, or the field.
+
+        Examples
+        --------
+        >>> features = log.drop("clicked")
+        >>> ClickModel("clicks.yaml", train__max_steps=5).fit(features, log["clicked"]).classes_
+        array([0, 1])
         """
         arguments = FitArguments(frame, y, label or "", sample_weight)
         with _scratch("fit") as folder:
@@ -230,6 +249,9 @@ class ClickModel:
             if not isinstance(source.get("schema"), Mapping):
                 raise ConfigError("the recipe has no data.source.schema; add one that names the label and the features")
             schema = dict(source["schema"])
+            if log.label and log.label != label_column(schema):  # passed as y, or another column than the recipe's
+                schema.pop("labels", None)
+                schema["label"] = log.label
             source = {"kind": "parquet"} if log.is_frame else source
             content["data"]["source"] = {**source, "paths": list(log.paths), "schema": schema}
         if log.weight:
@@ -261,6 +283,12 @@ class ClickModel:
         ------
         DataError
             If a column is missing or a value does not fit the type of its column. The message names the column.
+
+        Examples
+        --------
+        >>> model.predict_proba(tomorrow.head(2)).round(2)
+        array([[0.75, 0.25],
+               [0.74, 0.26]])
         """
         return self._probabilities(frame, None)
 
@@ -278,7 +306,13 @@ class ClickModel:
         return np.stack([1 - positive, positive], axis=1)
 
     def predict(self, frame: Any) -> NDArray[Any]:
-        """Return the more likely class of each row, ``[N]``."""
+        """Return the more likely class of each row, ``[N]``.
+
+        Examples
+        --------
+        >>> model.predict(tomorrow.head(2))
+        array([0, 0])
+        """
         likely = self.predict_proba(frame)[:, 1] >= 0.5
         classes: NDArray[Any] = self.classes_[likely.astype(np.int64)]
         return classes
@@ -287,6 +321,11 @@ class ClickModel:
         """Return the accuracy, as scikit-learn's classifiers do; for AUC and other metrics see `evaluate`.
 
         Labels are `y`, or the label column of `frame`.
+
+        Examples
+        --------
+        >>> round(model.score(tomorrow), 1)
+        0.8
         """
         truth = self._truth(frame, y)
         likely = self._probabilities(frame, truth)[:, 1] >= 0.5
@@ -294,7 +333,16 @@ class ClickModel:
         return float(np.average(truth == likely, weights=weight))
 
     def evaluate(self, frame: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
-        """Return the metrics of ``stratarec evaluate``: AUC, log loss, normalized entropy, calibration, and more."""
+        """Return the metrics of ``stratarec evaluate``: AUC, log loss, normalized entropy, calibration, and more.
+
+        Labels are `y`, or the label column of `frame`.
+
+        Examples
+        --------
+        >>> metrics = model.evaluate(tomorrow)
+        >>> metrics["samples"], metrics["auc"] > 0.5
+        (390, True)
+        """
         truth, weight = self._truth(frame, y), None if sample_weight is None else read_weights(sample_weight)
         positive = np.clip(self._probabilities(frame, truth)[:, 1], 1e-12, 1 - 1e-12)
         return evaluate_logits(truth.astype(np.float64), np.log(positive / (1 - positive)), weight=weight).to_dict()
@@ -334,6 +382,11 @@ class ClickModel:
         ------
         StorageError
             If `path` exists, or cannot be written.
+
+        Examples
+        --------
+        >>> model.save("model")
+        PosixPath('model')
         """
         self._check_fitted()
         path = Path(path)
@@ -363,6 +416,12 @@ class ClickModel:
         ------
         ExportError
             If a file is missing, damaged, or of another kind.
+
+        Examples
+        --------
+        >>> saved = model.save("saved")
+        >>> ClickModel.load(saved).score(tomorrow) == model.score(tomorrow)
+        True
         """
         path = Path(path)
         state = read_sealed(path / _STATE, _State, _ADVICE, ExportError)

@@ -160,12 +160,17 @@ def _distinct_rows(
     """
     features = [feature["name"] for kind in ("dense", "sparse") for feature in schema.get(kind, ())]
     names = [name for name in dict.fromkeys((*features, schema.get("user", ""))) if name in frame.columns]
-    rule = schema["labels"][0] if schema.get("labels") else schema.get("label", Schema.label)
-    label = frame[rule["column"] if isinstance(rule, Mapping) else rule]
+    label = frame[label_column(schema)]
     hashes = pl.DataFrame([frame[name] for name in names if name != schema.get("time")]).hash_rows()
     is_most = (label == label.max()).fill_null(False).cast(pl.Int8)
     rows = pl.DataFrame({"hash": hashes, "split": chosen.astype(np.int8), "label": is_most})
     return hashes.rank("dense").cast(pl.Int64).to_numpy() - 1, bool(repeated_shares([rows]))
+
+
+def label_column(schema: Mapping[str, Any]) -> str:
+    """Return the column of the (first) label of a schema as a recipe has it."""
+    rule = schema["labels"][0] if schema.get("labels") else schema.get("label", Schema.label)
+    return str(rule["column"] if isinstance(rule, Mapping) else rule)
 
 
 def _are_paths(frame: Any) -> bool:
