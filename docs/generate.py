@@ -405,7 +405,7 @@ INTERNAL = {
     "Loader": ("draws", "row_groups"),
     "Recipe": ("modules", "place", "scratch_prefix", "towers"),
     "RowOptimizerConfig": ("clocked", "rule", "state_shape"),
-    "TieredEmbeddingBagCollection": ("named",),
+    "TieredEmbeddingBagCollection": ("extra_repr", "named"),
 }  # fmt: skip
 """Members of public classes that only other packages of StrataRec use. The reference leaves them out."""
 OTHER_BASES = ("Exception", "Module", "Phase")

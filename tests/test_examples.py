@@ -97,3 +97,14 @@ def test_examples_show_what_their_code_prints(
         runner.run(test, out=report.write, clear_globs=False)
         names = names or test.globs
     assert not runner.failures, report.getvalue()
+
+
+@pytest.mark.parametrize("name", stratarec.__all__)
+def test_every_public_name_has_an_example(name: str) -> None:
+    """Test that a method has its own example, and that a property occurs in an example of its class."""
+    examples = {place: doctest.DocTestParser().get_examples(text) for place, text in docstrings(name).items()}
+    code = "".join(each.source for parts in examples.values() for each in parts)
+    members = public_members(getattr(stratarec, name))
+    properties = {f"{name}.{member}" for member, value in members.items() if isinstance(value, property)}
+    missing = [place for place in properties if f".{place.partition('.')[2]}" not in code]
+    assert not missing + [place for place, parts in examples.items() if place not in properties and not parts]

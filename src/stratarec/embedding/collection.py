@@ -186,7 +186,9 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
 
         Parameters
         ----------
-        previous : Path
+        directory : Path
+            New directory, which must not exist.
+        previous : Path, optional
             Directory of the last save or load of this collection. Only rows that changed since then are written, and
             the files of `previous` are linked.
 
@@ -206,6 +208,13 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
 
     def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
         """Load all tables that `save` wrote. Tiers, caches and codecs may differ. Earlier handles become invalid.
+
+        Parameters
+        ----------
+        directory : Path
+            Directory that `save` wrote.
+        manifest : mapping
+            Result of `save`.
 
         Returns
         -------

@@ -36,7 +36,11 @@ class Recipe:
     --------
     >>> from stratarec import Recipe
     >>> recipe = Recipe.load("clicks.yaml", ["train.batch_size=512"])
-    >>> recipe.train.batch_size
+    >>> recipe.name, recipe.train.batch_size
+    ('clicks', 512)
+    >>> str(recipe.run)
+    'runs/clicks'
+    >>> recipe.chosen["train.batch_size"]
     512
     """
 
@@ -71,18 +75,45 @@ class Recipe:
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-        """Read a recipe and apply overrides such as ``train.batch_size=4096``.
+        """Read a recipe and apply overrides.
+
+        Parameters
+        ----------
+        path : path
+            YAML file.
+        overrides : sequence of str
+            Fields and their values in YAML, such as ``train.batch_size=4096``.
 
         Raises
         ------
         ConfigError
             If a field is invalid. The message names the file, the field, its value and what is expected.
+
+        Examples
+        --------
+        >>> Recipe.load("clicks.yaml", ["model.embedding_dim=8", "train.epochs=3"]).train.epochs
+        3
         """
         return cls.from_dict(read_content(path, overrides), str(path))
 
     @classmethod
     def from_dict(cls, content: Any, origin: str = "recipe") -> Recipe:
-        """Build a recipe from plain data, such as `to_dict` returns."""
+        """Build a recipe from plain data.
+
+        Parameters
+        ----------
+        content : mapping
+            Sections and fields, such as `to_dict` returns.
+        origin : str
+            Where the content comes from, for error messages.
+
+        Examples
+        --------
+        >>> content = recipe.to_dict()
+        >>> content["name"] = "again"
+        >>> Recipe.from_dict(content).name
+        'again'
+        """
         _check_mapping(content, origin)
         odd = unsupported_value(content)
         if odd:
@@ -98,19 +129,35 @@ class Recipe:
         return recipe
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields, including those with default values, as plain JSON data."""
+        """Return all fields, including those with default values, as plain JSON data.
+
+        Examples
+        --------
+        >>> recipe.to_dict()["data"]["path"]
+        'data/clicks'
+        """
         return _adapter().dump_python(self, mode="json")  # type: ignore[no-any-return]
 
     def with_overrides(self, overrides: Sequence[str]) -> Recipe:
-        """Return a copy with overrides such as ``data.on_bad_row=skip``."""
+        """Return a copy with overrides, in the form of `load`.
+
+        Examples
+        --------
+        >>> recipe.with_overrides(["data.on_bad_row=skip"]).data.on_bad_row
+        'skip'
+        """
         content = self.to_dict()
         for override in overrides:
             _apply(content, override)
         return Recipe.from_dict(content, "the run's recipe")
 
     def with_fields(self, values: Mapping[str, Any]) -> Recipe:
-        """Return a copy with new values for some fields, given by paths such as ``train.batch_size``; lists become
-        tuples.
+        """Return a copy with new values for some fields, given by their paths. Lists become tuples.
+
+        Examples
+        --------
+        >>> recipe.with_fields({"train.epochs": 3, "train.seed": 7}).train.seed
+        7
         """
         recipe = self
         for place, value in values.items():
@@ -119,7 +166,7 @@ class Recipe:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Return path -> value of the fields that differ from their defaults."""
+        """Path -> value of the fields that differ from their defaults."""
         return leaves(_adapter().dump_python(self, mode="json", exclude_defaults=True))
 
     def _repr_html_(self) -> str:

@@ -58,8 +58,10 @@ class Scorer:
     >>> import polars as pl
     >>> from stratarec import Scorer
     >>> scorer = Scorer.open("exported")
-    >>> scorer.score(pl.read_csv("tomorrow.csv").head(2)).shape
-    (2,)
+    >>> scorer.labels
+    ('clicked',)
+    >>> scorer.manifest.model.kind, scorer.runtime in ("onnxruntime", "torch")
+    ('dlrm', True)
     """
 
     def __init__(self, model: ExportedModel, folder: str | Path, runtime: Runtime = "auto") -> None:
@@ -108,6 +110,11 @@ class Scorer:
             If a file is missing, damaged, a symbolic link, or differs from its description in the manifest.
         ConfigError
             If `runtime` is ``onnxruntime``, which cannot be used.
+
+        Examples
+        --------
+        >>> Scorer.open("exported", runtime="torch").runtime
+        'torch'
         """
         with local_copy(folder, "export") as path:
             return cls(ExportedModel.open(path), folder, runtime)
@@ -119,11 +126,23 @@ class Scorer:
         Threads that score at the same time use either the old or the new model. The tables of the new model are kept in
         memory; during the update, memory holds the tables of both models.
 
+        Parameters
+        ----------
+        delta : path
+            Directory of the delta, or the URL of a directory in an object store.
+
         Raises
         ------
         ExportError
             If the delta does not belong to this model, for example because a delta was skipped or applied twice, or if
             its files are damaged. The scorer is then unchanged.
+
+        Examples
+        --------
+        >>> before = scorer.manifest.fingerprint
+        >>> scorer.update("exported-today.delta")
+        >>> scorer.manifest.fingerprint == before
+        False
         """
         with self._updating, local_copy(delta, "delta") as path:
             self._model = _with_runtime(self._model.updated(path), self._runtime)
@@ -153,6 +172,14 @@ class Scorer:
             If a column is missing or a value cannot be converted. The message names the column and the row.
         ExportError
             If a score is NaN.
+
+        Examples
+        --------
+        >>> scorer.score(pl.read_csv("tomorrow.csv").head(2)).round(2)
+        array([0.27, 0.29], dtype=float32)
+        >>> row = {"user": ["u1"], "item": ["i2"], "country": ["fr"], "device": ["phone"], "price": [17.99]}
+        >>> scorer.score(row).shape
+        (1,)
         """
         model = self._model  # once: another thread may replace it
         dense, sparse = model.encoder.encode(frame)

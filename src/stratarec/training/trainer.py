@@ -69,6 +69,7 @@ class Trainer(Phase):
     Parameters
     ----------
     recipe : Recipe
+        Model, training and memory of the run.
     dataset : Dataset
         Prepared data set, opened and checked.
     progress : Progress
@@ -94,10 +95,8 @@ class Trainer(Phase):
     Examples
     --------
     >>> from stratarec import Dataset, Recipe, Trainer
-    >>> recipe = Recipe.load("clicks.yaml", ["train.run=runs/short", "train.max_steps=1"])
-    >>> result = Trainer(recipe, Dataset.open(recipe.data.path)).train(overwrite=True)
-    >>> result["steps"]
-    1
+    >>> recipe = Recipe.load("clicks.yaml", ["train.run=runs/short", "train.max_steps=10"])
+    >>> trainer = Trainer(recipe, Dataset.open(recipe.data.path))
     """
 
     def __init__(
@@ -175,6 +174,12 @@ class Trainer(Phase):
             If the loss is not finite.
         Interrupted
             After SIGINT or SIGTERM, when a checkpoint has been written.
+
+        Examples
+        --------
+        >>> result = trainer.train()
+        >>> result["steps"], result["test"]["samples"]
+        (10, 206)
         """
         with self._session(resume=resume, overwrite=overwrite, earlier=earlier) as last:
             result = read_result(self.run)
@@ -224,6 +229,17 @@ class Trainer(Phase):
         ------
         Exception
             The errors of `train`, and any exception that `callback` raises.
+
+        Examples
+        --------
+        >>> def report(evaluations):
+        ...     print([each["step"] for each in evaluations])
+        >>> another = recipe.with_fields({"train.run": "runs/another", "train.eval_every": 5})
+        >>> Trainer(another, Dataset.open(recipe.data.path)).fit(report).step
+        []
+        [5]
+        [5, 10]
+        10
         """
         with self._session(resume=resume) as last:
             if last is not None:

@@ -84,11 +84,13 @@ def prepare(
     Parameters
     ----------
     config : PrepareConfig
+        The ``data`` section of a recipe.
     name : str
         Name of the data set; by default that of its directory.
     overwrite : bool
         Whether to replace a data set that was prepared from other logs or settings.
     progress : Progress, optional
+        Receives the stages and their progress; by default nothing is shown.
     executor : Executor, optional
         Runs the pieces of each stage, for example on Ray (`ray_executor.on_ray`); by default in this process.
     complete_base : bool
