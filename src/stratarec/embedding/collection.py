@@ -243,7 +243,8 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
 
         Examples
         --------
-        >>> collection.close()
+        >>> other = TieredEmbeddingBagCollection([table])
+        >>> other.close()
         """
         self.engine.close()
 
