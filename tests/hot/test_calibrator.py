@@ -13,7 +13,7 @@ from hot.popular import ROW_BYTES, prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.hot.calibrator import HotProfile, calibrate, estimate, warn_little_skew
 from stratarec.hot.hot_loader import are_hot, classify
-from stratarec.hot.selection import RowRange, hottest_rows, most_inputs, parts_of, used_bytes
+from stratarec.hot.selection import RowRange, choose_by_inputs, choose_by_lookups, parts_of, used_bytes
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +41,16 @@ def total(dataset: Dataset) -> int:
     return sum(dataset.table_rows().values()) * ROW_BYTES
 
 
-def test_hottest_rows_have_the_most_lookups_per_byte() -> None:
+def test_rows_chosen_by_lookups_have_the_most_lookups_per_byte() -> None:
     parts = [make_part([9, 5, 1]), make_part([16, 8, 4, 2], row_bytes=2), make_part([2, 4], tail=2)]
-    assert hottest_rows(parts, 1).tolist() == [1, 0, 0]
-    assert hottest_rows(parts, 3).tolist() == [1, 1, 0]
-    assert hottest_rows(parts, 4).tolist() == [2, 1, 0]
-    assert hottest_rows(parts, 8).tolist() == [2, 2, 2]
-    assert hottest_rows(parts, 13).tolist() == [3, 4, 2]
+    assert choose_by_lookups(parts, 1).tolist() == [1, 0, 0]
+    assert choose_by_lookups(parts, 3).tolist() == [1, 1, 0]
+    assert choose_by_lookups(parts, 4).tolist() == [2, 1, 0]
+    assert choose_by_lookups(parts, 8).tolist() == [2, 2, 2]
+    assert choose_by_lookups(parts, 13).tolist() == [3, 4, 2]
     # Hot rows are a prefix of the table. In a table with a base a popular row can follow a rare one, which is then hot
     # too.
-    assert hottest_rows([make_part([9, 0, 7, 0]), make_part([2])], 3).tolist() == [3, 0]
+    assert choose_by_lookups([make_part([9, 0, 7, 0]), make_part([2])], 3).tolist() == [3, 0]
 
 
 def test_thresholds_are_close_to_the_optimum() -> None:
@@ -60,7 +60,7 @@ def test_thresholds_are_close_to_the_optimum() -> None:
     for _ in range(30):
         needs = np.minimum(draws.geometric(0.4, (400, 3)) - 1, 6).astype(np.int32)
         budget = int(draws.integers(3, 15))
-        hot = most_inputs(parts, budget, needs)
+        hot = choose_by_inputs(parts, budget, needs)
         assert used_bytes(parts, hot) <= budget
         best = max(are_hot(needs, np.array(each)).sum() for each in product(range(7), repeat=3) if sum(each) <= budget)
         worst = min(worst, are_hot(needs, hot).sum() / best)

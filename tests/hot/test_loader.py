@@ -12,7 +12,7 @@ from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.hot.hot_loader import HotLoader, NeedsReader, are_hot, bag_needs, classify
-from stratarec.hot.selection import Counts, RowRange, hottest_rows, parts_of
+from stratarec.hot.selection import Counts, RowRange, choose_by_lookups, parts_of
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 @pytest.fixture(scope="module")
 def rows(dataset: Dataset) -> tuple[list[RowRange], Counts]:
     parts = parts_of(dataset, dict.fromkeys(dataset.vocabularies, ROW_BYTES))
-    return parts, hottest_rows(parts, 200 * ROW_BYTES)
+    return parts, choose_by_lookups(parts, 200 * ROW_BYTES)
 
 
 def loader(dataset: Dataset, rows: tuple[list[RowRange], Counts], **config: object) -> HotLoader:

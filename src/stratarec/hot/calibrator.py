@@ -28,8 +28,8 @@ from stratarec.hot.selection import (
     Counts,
     Needs,
     RowRange,
-    hottest_rows,
-    most_inputs,
+    choose_by_inputs,
+    choose_by_lookups,
     parts_of,
     share_of_accesses,
     used_bytes,
@@ -71,7 +71,13 @@ class HotProfile:
     """Number of hot rows of each table: all tail buckets and the most frequent values."""
 
     def hot(self, parts: Sequence[RowRange]) -> Counts:
-        """Return the number of hot rows of each part, ``[parts]``."""
+        """Return the number of hot rows of each part, ``[parts]`` int64.
+
+        Parameters
+        ----------
+        parts : sequence of RowRange
+            Rows of the data set's tables, as `parts_of` returns them.
+        """
         return np.array([self.rows[part.table] for part in parts], dtype=np.int64)
 
 
@@ -85,7 +91,13 @@ _CHOOSING = 1 << 17
 
 
 def estimate(shares: NDArray[np.float64]) -> InputShare:
-    """Estimate the share of hot inputs, with Student's t interval, from the shares in random subsets of equal size."""
+    """Estimate the share of hot inputs, with Student's t interval.
+
+    Parameters
+    ----------
+    shares : ndarray
+        ``[subsets]`` float64 shares, from 0 to 1, of hot inputs in random subsets of about equal size.
+    """
     from scipy.special import stdtrit  # importing it takes a tenth of a second
 
     mean, number = float(shares.mean()), len(shares)
@@ -107,12 +119,29 @@ class InputSample:
     """``[M]`` subsample that each input of `judging` is in: its row group, or a part of it if row groups are few."""
 
     def judge(self, hot: Counts) -> InputShare:
-        """Estimate the share of inputs that are hot if the first ``hot[p]`` rows of each part p are hot."""
+        """Estimate the share of hot inputs.
+
+        Parameters
+        ----------
+        hot : ndarray
+            ``[parts]`` int64 number of hot rows of each part, which are its first rows.
+        """
         return estimate(np.bincount(self.chunks, are_hot(self.judging, hot)) / np.bincount(self.chunks))
 
 
 def draw(dataset: Dataset, parts: Sequence[RowRange], split: str, seed: int) -> InputSample:
     """Draw up to 16 row groups at random, and compute the needs of their inputs; half of the inputs are for judging.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Data set to read.
+    parts : sequence of RowRange
+        Rows of its tables.
+    split : str
+        ``train``, ``valid`` or ``test``.
+    seed : int
+        Seed of the choice of row groups.
 
     Notes
     -----
@@ -153,7 +182,13 @@ CURVE = (0.02, 0.068, 0.124, 0.25, 0.5)
 
 
 def budgets(dataset: Dataset) -> tuple[Point, ...]:
-    """Compute the results for the budgets of `CURVE`, if all rows have the same bytes; empty without tables."""
+    """Choose hot rows for each budget of `CURVE`, and return the results; empty without tables.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        All its rows count as equally large, whatever their width.
+    """
     parts = parts_of(dataset, dict.fromkeys(dataset.vocabularies, 1))
     if not parts:
         return ()
@@ -161,15 +196,19 @@ def budgets(dataset: Dataset) -> tuple[Point, ...]:
     return tuple(_choose(parts, int(share * total), sample).chosen for share in CURVE)
 
 
-def calibrate(dataset: Dataset, row_bytes: Mapping[str, int], budget: int, *, seed: int = 0) -> HotProfile:
+def calibrate(dataset: Dataset, row_bytes: Mapping[str, int], budget_bytes: int, *, seed: int = 0) -> HotProfile:
     """Choose the hot rows of a data set.
 
     Parameters
     ----------
+    dataset : Dataset
+        Its training split is sampled.
     row_bytes : mapping of str to int
         Bytes of weights and optimizer state of a row, by vocabulary; 0 for tables whose rows are hot at no cost.
-    budget : int
-        Bytes for all hot rows.
+    budget_bytes : int
+        Maximum bytes of all hot rows together.
+    seed : int
+        Seed of the sample of inputs.
 
     Raises
     ------
@@ -178,26 +217,28 @@ def calibrate(dataset: Dataset, row_bytes: Mapping[str, int], budget: int, *, se
     """
     parts = parts_of(dataset, row_bytes)
     total = sum(part.nbytes for part in parts)
-    if budget < min(part.row_bytes for part in parts if part.row_bytes):
+    if budget_bytes < min(part.row_bytes for part in parts if part.row_bytes):
         raise ConfigError(
-            f"hot.budget is {budget:,} bytes, too few for one row; expected more, and less than {format_bytes(total)}"
+            f"hot.budget is {budget_bytes:,} bytes, too few for one row; expected more, and less than "
+            f"{format_bytes(total)}"
         )
-    if budget >= total:
+    if budget_bytes >= total:
         raise ConfigError(
-            f"hot.budget is {format_bytes(budget)}, but all {len(dataset.vocabularies)} tables take only "
+            f"hot.budget is {format_bytes(budget_bytes)}, but all {len(dataset.vocabularies)} tables take only "
             f"{format_bytes(total)}, so every row would be hot: set less, or train without hot rows"
         )
-    return _choose(parts, budget, draw(dataset, parts, "train", seed))
+    return _choose(parts, budget_bytes, draw(dataset, parts, "train", seed))
 
 
-def _choose(parts: Sequence[RowRange], budget: int, sample: InputSample) -> HotProfile:
+def _choose(parts: Sequence[RowRange], budget_bytes: int, sample: InputSample) -> HotProfile:
     """Choose the hot rows by both methods, and return the better choice."""
-    counted, complete = hottest_rows(parts, budget), most_inputs(parts, budget, sample.choosing)
+    counted = choose_by_lookups(parts, budget_bytes)
+    complete = choose_by_inputs(parts, budget_bytes, sample.choosing)
     by_count, by_input = sample.judge(counted), sample.judge(complete)
     better = by_input.share > by_count.share
     hot, share = (complete, by_input) if better else (counted, by_count)
     point = Point(
-        budget_bytes=budget,
+        budget_bytes=budget_bytes,
         row_share=used_bytes(parts, hot) / sum(part.nbytes for part in parts),
         accesses=share_of_accesses(parts, hot),
         inputs=share,

@@ -42,9 +42,14 @@ Kinds = NDArray[np.bool_]
 
 
 def kinds_of(hot: Sequence[int], mixed: Sequence[int], size: int) -> Kinds:
-    """Return which batches of an epoch are hot, given the number of samples of each kind in each buffer.
+    """Return whether each batch of an epoch is hot, ``[batches]``. A batch with samples of both kinds is not.
 
-    A batch with samples of both kinds counts as mixed.
+    Parameters
+    ----------
+    hot, mixed : sequence of int
+        Numbers of hot samples and of other samples in each shuffle buffer of the epoch, in order.
+    size : int
+        Number of samples in a batch.
     """
     numbers = [batches_of(samples, size) for samples in (hot, mixed)]
     remainders = [sum(samples) % size for samples in (hot, mixed)]
@@ -58,7 +63,15 @@ def kinds_of(hot: Sequence[int], mixed: Sequence[int], size: int) -> Kinds:
 
 
 def batches_of(samples: Sequence[int], size: int) -> NDArray[np.int64]:
-    """Return how many batches of one kind each buffer completes, ``[buffers]``, given its samples of this kind."""
+    """Return how many batches of one kind each shuffle buffer completes, ``[buffers]`` int64.
+
+    Parameters
+    ----------
+    samples : sequence of int
+        Number of samples of this kind in each buffer.
+    size : int
+        Number of samples in a batch. The last buffer also completes a smaller batch.
+    """
     ends = np.cumsum(samples, dtype=np.int64)
     filled = ends // size
     if len(filled):
@@ -67,7 +80,7 @@ def batches_of(samples: Sequence[int], size: int) -> NDArray[np.int64]:
 
 
 def evenly(hot: int, mixed: int) -> Kinds:
-    """Interleave hot and mixed batches, each kind at equal distances."""
+    """Interleave `hot` hot batches and `mixed` other batches, each kind at equal distances."""
     places = np.concatenate([(np.arange(number) + 0.5) / max(number, 1) for number in (hot, mixed)])
     # At equal positions, the mixed batch is first.
     order = np.lexsort((np.repeat([1, 0], [hot, mixed]), places))
@@ -81,17 +94,19 @@ class NeedsReader:
     Parameters
     ----------
     dataset : Dataset
+        Data set whose row groups are read.
     parts : sequence of RowRange
         Rows of the data set's tables.
     """
 
     def __init__(self, dataset: Dataset, parts: Sequence[RowRange]) -> None:
-        self._parts, self._windows = parts, dataset.windows
+        self._parts = parts
+        self._windows = dataset.windows
         self._tables = {feature.name: feature.vocabulary for feature in dataset.schema.sparse}
         self._groups = {name: group for group, names in dataset.groups.items() for name in names}
 
     def of(self, row_group: RowGroup) -> Needs:
-        """Return the needs of the samples of a row group, ``[samples, parts]``, in storage order."""
+        """Return the needs of all samples in `row_group`, ``[samples, parts]`` int32, in storage order."""
         needs = np.zeros((row_group.samples.num_rows, len(self._parts)), dtype=np.int32)
         for feature, table in self._tables.items():
             for place, needed in self._feature(row_group, feature, table):
@@ -112,12 +127,16 @@ class NeedsReader:
 def bag_needs(
     values: NDArray[np.int32], start: NDArray[np.int64] | None, length: NDArray[np.int64] | None, part: RowRange
 ) -> Needs:
-    """Return the need of each bag ``values[start[i]:start[i] + length[i]]``; bags may overlap.
+    """Return how many first rows of a table contain all ids of a bag, ``[bags]`` int32.
 
     Parameters
     ----------
+    values : ndarray
+        Ids, int32. Bag i is ``values[start[i]:start[i] + length[i]]``; bags may overlap.
     start, length : ndarray or None
-        None if every value is a separate bag; a negative value is then an empty bag.
+        ``[bags]`` int64. None if every value is a separate bag; a negative value is then an empty bag.
+    part : RowRange
+        Rows of the table. A bag with any id needs at least all tail buckets.
     """
     value_needs: Needs = np.where(values >= 0, np.maximum(values + np.int32(1), np.int32(part.tail)), np.int32(0))
     if start is None or length is None:
@@ -130,7 +149,15 @@ def bag_needs(
 
 
 def are_hot(needs: Needs, hot: Counts) -> NDArray[np.bool_]:
-    """Return whether each sample needs only the first ``hot[p]`` rows of each part p, ``[N]``."""
+    """Return whether each sample needs only hot rows, ``[N]`` bool.
+
+    Parameters
+    ----------
+    needs : ndarray
+        ``[N, parts]`` int32 number of first rows of each part that a sample needs.
+    hot : ndarray
+        ``[parts]`` int64 number of hot rows of each part, which are its first rows.
+    """
     is_hot: NDArray[np.bool_] = np.all(needs <= hot.astype(np.int32), axis=1)
     return is_hot
 
@@ -159,8 +186,16 @@ def classify(
 
     Parameters
     ----------
+    dataset : Dataset
+        Data set to read.
+    parts : sequence of RowRange
+        Rows of its tables.
     hot : ndarray
-        ``[parts]`` number of first rows of each part that are hot.
+        ``[parts]`` int64 number of hot rows of each part, which are its first rows.
+    split : str
+        ``train``, ``valid`` or ``test``.
+    progress : Progress, optional
+        Receives the number of classified samples.
 
     Notes
     -----
@@ -196,10 +231,12 @@ class HotLoader(Loader):
 
     Parameters
     ----------
+    dataset, split, config
+        As for `Loader`. ``config.parallel_readers`` must be 1.
     parts : sequence of RowRange
         Rows of the tables.
     hot : ndarray
-        ``[parts]`` number of hot rows of each part; they are its first rows.
+        ``[parts]`` int64 number of hot rows of each part, which are its first rows.
     counts : mapping
         Number of hot inputs of each row group, by path of its shard, as `classify` returns it.
 

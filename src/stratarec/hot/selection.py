@@ -4,15 +4,15 @@ Ids are ranked by frequency, so the hot rows of a table are its first rows, and 
 each table. Tail buckets come before the values. A hash distributes lookups among them, so they are either all hot or
 all cold. A table of kind ``hash`` has only tail buckets. There are two methods.
 
-`hottest_rows` takes the rows with the most lookups, as FAE's authors do. They sort the rows of all tables together and
-keep the first rows that fit; their rows have one width and no optimizer state. Here rows of several widths are ranked
-by lookups per byte, and each table contributes its first rows.
+`choose_by_lookups` takes the rows with the most lookups, as FAE's authors do. They sort the rows of all tables together
+and keep the first rows that fit; their rows have one width and no optimizer state. Here rows of several widths are
+ranked by lookups per byte, and each table contributes its first rows.
 
-`most_inputs` takes the rows that make the most inputs hot. An input is hot only if *all* its lookups are hot. So the
-popular rows of one table are worth nothing if the same inputs need cold rows of another table. For this reason, rows
-are removed instead of added. At first, every row that the sampled inputs need is hot. Each step removes the rows that
-cost the fewest inputs per byte, until the rest fits. Once an input is lost, its rows in other tables can be removed at
-no cost. (This is the peeling of densest subgraphs, Charikar 2000, with first rows of tables as vertices.)
+`choose_by_inputs` takes the rows that make the most inputs hot. An input is hot only if *all* its lookups are hot. So
+the popular rows of one table are worth nothing if the same inputs need cold rows of another table. For this reason,
+rows are removed instead of added. At first, every row that the sampled inputs need is hot. Each step removes the rows
+that cost the fewest inputs per byte, until the rest fits. Once an input is lost, its rows in other tables can be
+removed at no cost. (This is the peeling of densest subgraphs, Charikar 2000, with first rows of tables as vertices.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RowRange:
     row_bytes: int
     """Bytes of weights and optimizer state of a row."""
     tail: int
-    """Number of tail buckets, which are either all hot or all cold."""
+    """Number of tail buckets, which are its first rows, and are either all hot or all cold."""
     counts: Counts
     """``[rows]`` training lookups, descending after the tail buckets unless ids continue an earlier data set."""
 
@@ -50,7 +50,15 @@ class RowRange:
 
 
 def parts_of(dataset: Dataset, row_bytes: Mapping[str, int]) -> list[RowRange]:
-    """Return the rows of each table."""
+    """Return one `RowRange` for each table of a data set, which has all rows of the table.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Its vocabularies have the numbers of rows and of training lookups.
+    row_bytes : mapping of str to int
+        Bytes of weights and optimizer state of a row, by vocabulary.
+    """
     return [
         RowRange(
             table=name,
@@ -64,12 +72,26 @@ def parts_of(dataset: Dataset, row_bytes: Mapping[str, int]) -> list[RowRange]:
 
 
 def used_bytes(parts: Sequence[RowRange], hot: Counts) -> int:
-    """Return the bytes of the first ``hot[i]`` rows of each part i."""
+    """Return the bytes of all hot rows together.
+
+    Parameters
+    ----------
+    parts : sequence of RowRange
+        Rows of each table.
+    hot : ndarray
+        ``[parts]`` int64 number of hot rows of each part, which are its first rows.
+    """
     return sum(part.row_bytes * int(rows) for part, rows in zip(parts, hot, strict=True))
 
 
 def share_of_accesses(parts: Sequence[RowRange], hot: Counts) -> float:
-    """Return the share of training lookups that use hot rows."""
+    """Return the share of all training lookups that use hot rows, from 0 to 1.
+
+    Parameters
+    ----------
+    parts, hot
+        Rows of each table and numbers of hot rows, as for `used_bytes`.
+    """
     total = sum(int(part.counts.sum()) for part in parts)
     hot_lookups = sum(int(part.counts[: int(rows)].sum()) for part, rows in zip(parts, hot, strict=True))
     return hot_lookups / total if total else 0.0
@@ -79,15 +101,17 @@ def share_of_accesses(parts: Sequence[RowRange], hot: Counts) -> float:
 _HALVINGS = 100
 
 
-def hottest_rows(parts: Sequence[RowRange], budget: int, floor: Counts | None = None) -> Counts:
-    """Return how many first rows of each part to make hot, ``[parts]``: those with the most lookups per byte that fit.
+def choose_by_lookups(parts: Sequence[RowRange], budget_bytes: int, floor: Counts | None = None) -> Counts:
+    """Choose the rows with the most lookups per byte. Return the number of hot rows of each part, ``[parts]`` int64.
 
     Parameters
     ----------
     parts : sequence of RowRange
-        Rows that take no bytes are always hot.
-    floor : ndarray
-        ``[parts]`` number of first rows that are hot in any case; they fit the budget.
+        Rows of each table. Rows that take no bytes are always hot.
+    budget_bytes : int
+        Maximum bytes of all hot rows together.
+    floor : ndarray, optional
+        ``[parts]`` int64 minimum number of hot rows of each part; these rows must fit the budget. By default 0.
     """
     least = np.zeros(len(parts), dtype=np.int64) if floor is None else floor
     falling = [_falling(part) for part in parts]
@@ -99,14 +123,12 @@ def hottest_rows(parts: Sequence[RowRange], budget: int, floor: Counts | None = 
         ]
         return np.maximum(np.array(rows, dtype=np.int64), least)
 
-    low, high = (
-        0.0,
-        max(float(counts[0]) / max(part.row_bytes, 1) for part, counts in zip(parts, falling, strict=True)) + 1,
-    )
+    low = 0.0
+    high = 1 + max(float(counts[0]) / max(part.row_bytes, 1) for part, counts in zip(parts, falling, strict=True))
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if used_bytes(parts, hot(middle)) <= budget else (middle, high)
-    return _fill(parts, hot(high), budget)
+        low, high = (low, middle) if used_bytes(parts, hot(middle)) <= budget_bytes else (middle, high)
+    return _fill(parts, hot(high), budget_bytes)
 
 
 def _falling(part: RowRange) -> Counts:
@@ -119,10 +141,10 @@ def _falling(part: RowRange) -> Counts:
     return np.maximum.accumulate(falling[::-1])[::-1]
 
 
-def _fill(parts: Sequence[RowRange], hot: Counts, budget: int) -> Counts:
+def _fill(parts: Sequence[RowRange], hot: Counts, budget_bytes: int) -> Counts:
     """Spend the remaining budget on further rows; parts that lack the fewest bytes to be completely hot are first."""
     filled = hot.copy()
-    spare = budget - used_bytes(parts, filled)
+    spare = budget_bytes - used_bytes(parts, filled)
     missing = [part.nbytes - int(rows) * part.row_bytes for part, rows in zip(parts, filled, strict=True)]
     for place in sorted((place for place, size in enumerate(missing) if size), key=lambda place: missing[place]):
         part = parts[place]
@@ -148,47 +170,64 @@ def thresholds(part: RowRange) -> Counts:
     return np.unique(np.concatenate([[0, part.tail, part.rows], part.tail + wide]))
 
 
-def most_inputs(parts: Sequence[RowRange], budget: int, needs: Needs) -> Counts:
-    """Return how many first rows of each part to make hot, ``[parts]``, so that many inputs are hot within the budget.
+def choose_by_inputs(parts: Sequence[RowRange], budget_bytes: int, needs: Needs) -> Counts:
+    """Choose the rows that make many inputs hot. Return the number of hot rows of each part, ``[parts]`` int64.
+
+    The search starts with all rows hot. Again and again, it removes the rows that make the fewest inputs cold per freed
+    byte, until the rest fits the budget.
 
     Parameters
     ----------
+    parts : sequence of RowRange
+        Rows of each table.
+    budget_bytes : int
+        Maximum bytes of all hot rows together.
     needs : ndarray
-        ``[N, parts]`` needs of sampled inputs.
+        ``[N, parts]`` int32: number of first rows of each part that a sampled input needs.
 
     Notes
     -----
-    Every input is lost at most once, so the time is proportional to N * parts, plus some thousand steps over all
+    An input becomes cold at most once, so the time is proportional to N * parts, plus some thousand steps over all
     thresholds.
     """
     hot = np.zeros(len(parts), dtype=np.int64)
-    small = fitting_whole(parts, budget)
+    small = fitting_whole(parts, budget_bytes)
     hot[small] = [parts[place].rows for place in small]
     large = [place for place in range(len(parts)) if place not in small]
     if large:
-        remaining = budget - used_bytes(parts, hot)
-        hot[large] = _most_inputs([parts[place] for place in large], remaining, needs[:, large])
-    return hottest_rows(parts, budget, hot)
+        remaining = budget_bytes - used_bytes(parts, hot)
+        hot[large] = _lower_thresholds([parts[place] for place in large], remaining, needs[:, large])
+    return choose_by_lookups(parts, budget_bytes, hot)
 
 
-def fitting_whole(parts: Sequence[RowRange], budget: int) -> list[int]:
+def fitting_whole(parts: Sequence[RowRange], budget_bytes: int) -> list[int]:
     """Return the indices of the smallest parts, which together fit 1 % of the budget: they are not worth cutting."""
     order = sorted(range(len(parts)), key=lambda place: parts[place].nbytes)
     total = np.cumsum([parts[place].nbytes for place in order])
-    return order[: int(np.searchsorted(total, budget * _SMALL_SHARE, side="right"))]
+    return order[: int(np.searchsorted(total, budget_bytes * _SMALL_SHARE, side="right"))]
 
 
-def _most_inputs(parts: Sequence[RowRange], budget: int, needs: Needs) -> Counts:
+def _lower_thresholds(parts: Sequence[RowRange], budget_bytes: int, needs: Needs) -> Counts:
     cuts = [thresholds(part) for part in parts]
     levels = np.stack([np.searchsorted(cut, needs[:, place]) for place, cut in enumerate(cuts)], axis=1)
     peel = _Peel(parts, cuts, levels.astype(np.int16))
-    while peel.used > budget:
-        peel.step(peel.used - budget)
+    while peel.used > budget_bytes:
+        peel.step(peel.used - budget_bytes)
     return np.array([cut[level] for cut, level in zip(cuts, peel.level, strict=True)], dtype=np.int64)
 
 
 class _Peel:
-    """Thresholds of all parts, which are lowered step by step."""
+    """Thresholds of all parts, which are lowered step by step.
+
+    Parameters
+    ----------
+    parts : sequence of RowRange
+        Rows of each table.
+    cuts : sequence of ndarray
+        Possible numbers of hot rows of each part, ascending (`thresholds`).
+    levels : ndarray
+        ``[N, parts]`` int16: index in `cuts` of the smallest number of hot rows that an input needs.
+    """
 
     def __init__(self, parts: Sequence[RowRange], cuts: Sequence[Counts], levels: NDArray[np.int16]) -> None:
         widest = max(map(len, cuts))
