@@ -211,7 +211,13 @@ def _check_parts(name: str, parts: Sequence[TablePart]) -> None:
 
 
 def checked(directory: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the manifest of the tables in `directory`; `CheckpointError` names the invalid field."""
+    """Validate the `manifest` of the tables in `directory`, and return it.
+
+    Raises
+    ------
+    CheckpointError
+        If a field is invalid. The message names the field.
+    """
     valid = validate(TablesManifest, manifest, f"the tables in {directory}", ADVICE, CheckpointError)
     # Fields that were left out are not set to their defaults: identities are compared as they were written.
     return valid.model_dump(mode="json", exclude_unset=True)
@@ -224,7 +230,21 @@ RANK_GROUPS = 1000
 def save_tables(
     groups: Sequence[TableGroup], directory: Path, previous: Path | None, oldest_stamp: int, rank: int = 0
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Write every group below `directory` and return the manifests; `previous` is the last checkpoint's directory."""
+    """Write every group into a directory below `directory`, and return the manifests of the groups.
+
+    Parameters
+    ----------
+    groups : sequence of TableGroup
+        Groups of tables of this process.
+    directory : Path
+        Directory of the tables in the new checkpoint.
+    previous : Path or None
+        The same directory in the last checkpoint, whose files are linked; None to write all rows.
+    oldest_stamp : int
+        Stamp of the oldest batch in flight: batches before it change nothing more.
+    rank : int
+        Rank of this process, which determines the names of its groups.
+    """
     manifests = []
     for name, group in zip(_names(len(groups), rank), groups, strict=True):
         manifest = group.save(directory / name, None if previous is None else previous / name, oldest_stamp)
@@ -247,7 +267,17 @@ def _parts(group: TableGroup) -> list[list[Any]]:
 
 
 def same_layout(groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]], rank: int = 0) -> bool:
-    """Whether the groups have the same layout as the groups that were saved as `rank`."""
+    """Whether the groups have the same layout as the groups that one rank has saved.
+
+    Parameters
+    ----------
+    groups : sequence of TableGroup
+        Groups of tables of this process.
+    manifests : sequence of mapping
+        Manifests of the groups of all ranks in a checkpoint.
+    rank : int
+        Rank that saved the groups to compare.
+    """
     saved = [entry for entry in manifests if int(entry["name"].removeprefix("group-")) // RANK_GROUPS == rank]
     names = [entry["name"] for entry in saved]
     if names != _names(len(groups), rank):
@@ -275,12 +305,22 @@ def load_tables(
 
     Parameters
     ----------
-    batches, stamp : int
-        Number of batches prepared before the checkpoint, and the stamp of the next batch.
+    groups : sequence of TableGroup
+        Groups of tables of this process.
+    directory : Path
+        Directory of the tables in the checkpoint.
+    manifests : sequence of mapping
+        Manifests of the groups of all ranks in the checkpoint.
+    batches : int
+        Number of batches prepared before the checkpoint. If records are encoded again, the noise that rounds them is a
+        function of it.
+    stamp : int
+        Stamp of the next batch.
     rank : int or None
-        Rank whose saved groups have the same layout; None if rows are transferred one by one.
+        Rank whose files are restored as they are, if the checkpoint has the layout of these tables. None if the layout
+        differs; rows are then transferred one by one.
     fresh : bool
-        Whether the tables have their initial values.
+        Whether all rows of the tables still have their initial values.
     health : Health
         Set to failed if loading is interrupted.
 
@@ -318,8 +358,16 @@ def initialize_tables(
 
     Parameters
     ----------
-    seed, missed
-        As for `_initialize_from`.
+    groups : sequence of TableGroup
+        Groups of the new tables, which may have more rows than the earlier ones.
+    directory : Path
+        Directory of the tables in the checkpoint.
+    manifests : sequence of mapping
+        Manifests of the groups of all ranks in the checkpoint.
+    seed : int
+        Seed of the new tables.
+    missed : Missed or None
+        Steps of the earlier run, which are applied to rows that missed them; None if its rows have no clocks.
     health : Health
         Set to failed if loading is interrupted.
 
@@ -377,22 +425,22 @@ Transfer = Iterator[tuple[str, Indices, FloatRows, Indices]]
 
 
 def _write(
-    group: TableGroup, table: EmbeddingBagConfig, rows: Indices, values: FloatRows, places: Indices, write: int
+    group: TableGroup, table: EmbeddingBagConfig, rows: Indices, values: FloatRows, places: Indices, batch_number: int
 ) -> None:
     """Write the `rows` of the complete table that are in `table`; ``rows[i]`` gets row ``places[i]`` of `values`."""
     part, first = table.numbering, group.first_row[table.name]
     own_rows, remainder = np.divmod(rows - part.first, part.stride)
     # `divmod` rounds down, so rows before the part are negative.
     inside = (remainder == 0) & (own_rows >= 0) & (own_rows < table.num_embeddings)
-    group.write_rows(own_rows[inside] + first, values, places[inside], write)
+    group.write_rows(own_rows[inside] + first, values, places[inside], batch_number)
 
 
-def _transfer(groups: Sequence[TableGroup], transfer: Transfer, write: int) -> None:
+def _transfer(groups: Sequence[TableGroup], transfer: Transfer, batch_number: int) -> None:
     """Write every transferred row to the group that has its table."""
     targets = {table.name: (group, table) for group in groups for table in group.configs}
     for name, rows, values, places in transfer:
         if name in targets:
-            _write(*targets[name], rows, values, places, write)
+            _write(*targets[name], rows, values, places, batch_number)
 
 
 def _initialize_from(
@@ -471,7 +519,22 @@ def _rows_by_table(
 
 
 def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[NDArray[np.int64], FloatRows]]:
-    """Yield the decoded rows of a saved group in pieces; a later piece overrides an earlier one."""
+    """Yield the decoded rows of a saved group in pieces; a later piece overrides an earlier one.
+
+    Parameters
+    ----------
+    directory : Path
+        Directory of the group.
+    manifest : mapping
+        Its manifest (`GroupManifest`).
+
+    Yields
+    ------
+    rows : ndarray
+        ``[n]`` int64 rows of the group.
+    values : FloatRows
+        Weights and optimizer state of these rows.
+    """
     codec = RecordCodec.from_identity(manifest["codec"])
     home = manifest["home"]
     pieces = _log_records if home["layout"] == "log" else _chain_records
@@ -492,7 +555,10 @@ def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[N
 
 
 def saved_files(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield every file of a saved group. `saved_rows` reads all of them except ``chain.json``, which is read here."""
+    """Yield every file of the group that `manifest` describes, in `directory`.
+
+    `saved_rows` reads all of them except ``chain.json``, which is read here.
+    """
     home = manifest["home"]
     yield from files_of(directory / "home", home["files"])
     for entry in home.get("segments", ()):

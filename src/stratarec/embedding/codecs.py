@@ -224,23 +224,30 @@ class RecordCodec:
             raise CheckpointError(f"this version does not support the record codec {dict(identity)}") from error
 
     def encode(
-        self, level: FloatRows, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64], write: int
+        self,
+        level: FloatRows,
+        slots: Indices,
+        records: Records,
+        places: Indices,
+        keys: NDArray[np.uint64],
+        batch_number: int,
     ) -> int:
         """Encode ``slots[i]`` into ``records[places[i]]`` for every entry i.
 
         Parameters
         ----------
         level : FloatRows
+            Rows as floats, indexed by slot.
         slots : ndarray
-            ``[n]`` int64.
+            ``[n]`` int64 slots of `level` to encode.
         records : ndarray
             ``[M, record_bytes]`` uint8, C-contiguous.
         places : ndarray
-            ``[n]`` int64, distinct.
+            ``[n]`` int64 rows of `records` to write, distinct.
         keys : ndarray
-            ``[n]`` uint64, one for each (seed, table, row). The noise of an entry is a function of its key, `write` and
-            the column only.
-        write : int
+            ``[n]`` uint64, one for each (seed, table, row). The noise of an entry is a function only of its key,
+            `batch_number` and the column.
+        batch_number : int
             A number that is never used twice with the same key, such as the number of the batch.
 
         Returns
@@ -258,7 +265,7 @@ class RecordCodec:
         self._check(level, slots, records, places)
         if keys.shape != slots.shape or keys.dtype != np.uint64:
             raise ConfigError(f"keys are {keys.dtype} of shape {keys.shape}, expected uint64 of shape {slots.shape}")
-        return kernels.encode(self.layout, level.parts, slots, records, places, keys, write)
+        return kernels.encode(self.layout, level.parts, slots, records, places, keys, batch_number)
 
     def decode(self, records: Records, places: Indices, level: FloatRows, slots: Indices) -> None:
         """Decode ``records[places[i]]`` into ``slots[i]`` for every entry i. The slots must be distinct.

@@ -210,8 +210,22 @@ def save(
 ) -> Path:
     """Write a checkpoint of step ``state["step"]`` into `folder`, and return its path.
 
-    `previous` is the last checkpoint of this model object. Files whose rows have not changed are linked from it. Every
-    rank of a mesh writes its rows; then the first rank writes the other files and renames the directory.
+    Every rank of a mesh writes its rows; then the first rank writes the other files and renames the directory.
+
+    Parameters
+    ----------
+    folder : Path
+        Directory of the run's checkpoints.
+    model : CTRModel
+        Model whose network and tables are written.
+    optimizer : mapping of str to Tensor
+        Content of the optimizer's file: `optimizer_tensors`, `average_tensors` and `member_tensors`.
+    state : mapping
+        ``step``, ``training`` and ``identity`` of `CheckpointState`.
+    previous : Path or None
+        Last checkpoint of this model object. Files whose rows have not changed are linked from it; None to write all.
+    mesh : Mesh, optional
+        Processes that save together; by default only this one.
     """
     mesh, final = mesh or Mesh.alone(), step_path(folder, state["step"])
 
@@ -245,9 +259,13 @@ class Checkpoint:
     """Content of a checkpoint, with hashes that were checked."""
 
     path: Path
+    """Directory of the checkpoint."""
     state: dict[str, Any]
+    """Content of ``state.json``, as `CheckpointState` describes it."""
     network: dict[str, Tensor]
+    """Weights of the network, by name."""
     optimizer: dict[str, Tensor]
+    """Tensors of the optimizer's file, by name."""
 
     def load_into(self, model: CTRModel) -> str:
         """Load network and tables into `model`.
@@ -261,7 +279,12 @@ class Checkpoint:
     def warm_start(self, model: CTRModel, rows: RowOptimizerConfig) -> None:
         """Load network and tables into the `model` of a new run, which continues data or settings of an earlier one.
 
-        `rows` is the row optimizer of the earlier run (`LookupEngine.initialize_from`).
+        Parameters
+        ----------
+        model : CTRModel
+            Untrained model.
+        rows : RowOptimizerConfig
+            Row optimizer of the earlier run, with which missed steps are applied to rows.
         """
         self._load_network(model)
         model.embeddings.engine.initialize_from(self.path / "tables", self.state["tables"], rows)
@@ -280,8 +303,20 @@ def continue_from(
 ) -> None:  # fmt: skip
     """Continue from the checkpoint in `path`: load weights, rows, optimizer state and average into an untrained model.
 
-    Unlike a resumed run, training then counts its steps from 0. `rows` is the row optimizer with which missed steps are
-    applied to the rows of the checkpoint.
+    Unlike a resumed run, training then counts its steps from 0.
+
+    Parameters
+    ----------
+    path : Path
+        Directory of the checkpoint.
+    model : CTRModel
+        Untrained model.
+    optimizer : torch.optim.Optimizer
+        Optimizer of the model's network.
+    average : WeightAverage
+        Average of the network's weights.
+    rows : RowOptimizerConfig
+        Row optimizer of the checkpoint's run, with which missed steps are applied to rows.
     """
     loaded = load(path)
     loaded.warm_start(model, rows)
@@ -291,7 +326,7 @@ def continue_from(
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint and check its hashes.
+    """Read the checkpoint in the directory `path` and check its hashes.
 
     Raises
     ------
@@ -307,7 +342,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return the content of ``state.json`` after checking it with `CheckpointState`."""
+    """Return the content of ``state.json`` of the checkpoint in `path`, after checking it with `CheckpointState`."""
     if path.is_symlink():
         raise CheckpointError(f"{path} is a link, expected a checkpoint; {_ADVICE}")
     state = read_sealed(path / STATE, CheckpointState, _ADVICE, CheckpointError)
@@ -317,8 +352,9 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise `CheckpointError` unless the tensors of the file `path` are finite and have the expected names, shapes and
-    dtypes.
+    """Raise `CheckpointError` unless `tensors` have the names, shapes and dtypes of `expected`, and are finite.
+
+    `path` is their file, for the message.
     """
     for name in sorted({*tensors, *expected}):
         what, want = ("none" if name not in group else _shape(group[name]) for group in (tensors, expected))
@@ -348,7 +384,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock a checkpoint inside the context, so that it is not removed; `CheckpointError` if it does not exist."""
+    """Context manager that locks the checkpoint in `path`, so that it is not removed.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint does not exist, or is being removed.
+    """
     try:
         file = open_regular(path / STATE)
     except OSError as error:
@@ -360,7 +402,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def recover(folder: Path) -> None:
-    """Complete or undo replacements of checkpoints that were interrupted because the process ended."""
+    """Complete or undo replacements of checkpoints in `folder` that were interrupted because the process ended."""
     for old in folder.glob(".step-*.old"):
         final = folder / old.name[1 : -len(".old")]
         if final.exists():
@@ -370,13 +412,23 @@ def recover(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: int, protected: set[Path]) -> None:
-    """Remove checkpoints, except the last `keep`, the `protected` ones, and checkpoints that a process is reading."""
+    """Remove checkpoints in `folder` that are no longer needed.
+
+    Parameters
+    ----------
+    folder : Path
+        Directory of the checkpoints.
+    keep : int
+        Number of latest checkpoints to keep, at least 1.
+    protected : set of Path
+        Other checkpoints to keep. Checkpoints that a process is reading are kept, too.
+    """
     for path in sorted(set(list_checkpoints(folder)[:-keep]) - protected):
         remove(path)
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint, unless a process is reading it."""
+    """Remove the checkpoint in `path`, unless a process is reading it."""
     with suppress(OSError), open_regular(path / STATE) as file:
         if try_lock(file):
             # Renamed first, because a partly removed directory would still look like a checkpoint.
@@ -528,7 +580,7 @@ class CheckpointManager:
     _last: Path | None = None
 
     def save(self, state: TrainingState) -> Path:
-        """Write a checkpoint of the current step, and remove checkpoints that are no longer needed."""
+        """Write a checkpoint of step ``state.step``, and remove checkpoints that are no longer needed."""
         gather_towers(self.model, self.optimizer, self.mesh)
         with self.average.shown(), self.members.shown() if self.members else nullcontext():
             path = save(
@@ -567,14 +619,20 @@ class CheckpointManager:
         return difference
 
     def continue_from(self, path: Path, rows: RowOptimizerConfig) -> None:
-        """Continue from the checkpoint of an earlier phase (`continue_from`)."""
+        """Continue from the checkpoint `path` of an earlier phase; the function `continue_from` describes `rows`."""
         continue_from(path, self.model, self.optimizer, self.average, rows)
         self._last = path
 
     def load_best(self, step: int, *, current: int) -> Path:
-        """Load the checkpoint of `step` into the model, and return the path of the checkpoint.
+        """Load the checkpoint of a step into the model, and return its path.
 
-        The model must have been trained up to step `current`.
+        Parameters
+        ----------
+        step : int
+            Step of the checkpoint.
+        current : int
+            Step up to which the model has been trained. If it equals `step`, no file is read: averaged weights or best
+            members are put into the model.
         """
         path = step_path(self.folder, step)
         if step == current:
@@ -586,7 +644,7 @@ class CheckpointManager:
         return path
 
     def prune(self, state: TrainingState) -> None:
-        """Remove the checkpoints that neither the run nor its result needs. Only the first rank does this."""
+        """Remove the checkpoints that neither a run in this `state` nor its result needs, on the first rank only."""
         if not self.mesh.is_first:
             return
         needed = {step_path(self.folder, step) for step in state.needed_steps(self.config.early_stopping)}

@@ -129,10 +129,10 @@ class CpuSlots(SlotMemory):
 
     def encode(
         self, codec: RecordCodec, slots: Indices, records: Records | Tensor, places: Indices,
-        keys: NDArray[np.uint64], write: int,
+        keys: NDArray[np.uint64], batch_number: int,
     ) -> int:  # fmt: skip
         assert not isinstance(records, Tensor)
-        return codec.encode(self._rows, slots, records, places, keys, write)
+        return codec.encode(self._rows, slots, records, places, keys, batch_number)
 
     def decode(self, codec: RecordCodec, records: Records | Tensor, places: Indices, slots: Indices) -> None:
         assert not isinstance(records, Tensor)
@@ -143,10 +143,10 @@ class CpuSlots(SlotMemory):
 
     def swap(
         self, layout: cache.CacheLayout, staging: cache.Staging, workspace: cache.StageWorkspace, codec: RecordCodec,
-        home: Home, write: int,
+        home: Home, batch_number: int,
     ) -> tuple[int, int] | None:  # fmt: skip
         """Write back evicted rows and read the rows that replace them.
 
         Returns table and row of an evicted row that its codec cannot represent, or None.
         """
-        return swap.swap(layout, staging, workspace, codec.layout, self._slots, home, write)
+        return swap.swap(layout, staging, workspace, codec.layout, self._slots, home, batch_number)

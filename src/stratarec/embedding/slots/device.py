@@ -317,7 +317,7 @@ class DeviceSlots(SlotMemory):
 
     def encode(
         self, codec: RecordCodec, slots: Indices, records: Records | Tensor, places: Indices,
-        keys: NDArray[np.uint64], write: int,
+        keys: NDArray[np.uint64], batch_number: int,
     ) -> int:  # fmt: skip
         count = len(slots)
         if not count:
@@ -329,7 +329,7 @@ class DeviceSlots(SlotMemory):
             else:
                 record_of = self._up(places)
             fits = torch.empty(count, dtype=torch.uint8, device=self._device)
-            write_key = np.uint64(mix((write * 0x9E3779B97F4A7C15 + 1) & _MASK))
+            write_key = np.uint64(mix((batch_number * 0x9E3779B97F4A7C15 + 1) & _MASK))
             lists = self._up(np.stack([slots, (keys ^ write_key).view(np.int64)]))
             self._tile.launch(
                 codecs.encode, count, self._parts, lists[0], lists[1], record_of, target, fits, count,

@@ -63,12 +63,20 @@ class SlotMemory(Protocol):
         """Bytes of weights and optimizer state."""
 
     def like(self, slots: int) -> SlotMemory:
-        """Return zeroed slots of the same width and state on the same device."""
+        """Return `slots` zeroed slots of the same width and state on the same device."""
 
     # A batch
 
     def stage(self, layout: GroupLayout, bags: BagBatch) -> StagedBatch:
-        """Precompute the index lists of a batch that `pool`, `gather` and `update` share."""
+        """Precompute the index lists of a batch that `pool`, `gather` and `update` share.
+
+        Parameters
+        ----------
+        layout : GroupLayout
+            Features of the tables, and the slots of each table.
+        bags : BagBatch
+            Bags of these features, with slots in place of ids.
+        """
 
     def list_rows(self, staged: StagedBatch, stride: int) -> None:
         """Prepare the update of a batch's rows, while earlier batches train. It depends on ids only.
@@ -83,10 +91,25 @@ class SlotMemory(Protocol):
         """Pool the rows of a batch into the group's columns of `out` ``[B, columns]``."""
 
     def gather(self, staged: StagedBatch, feature: int) -> Tensor:
-        """Return the rows ``[N, D]`` of a sequence feature; queued memories add rows of zeros (`sequence_room`)."""
+        """Return the rows ``[N, D]`` of a sequence feature; queued memories add rows of zeros (`sequence_room`).
+
+        `feature` is the index of the feature in the layout.
+        """
 
     def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
-        """Apply one step of the row optimizer."""
+        """Apply one step of the row optimizer to the rows of a batch.
+
+        Parameters
+        ----------
+        staged : StagedBatch
+            Result of `stage`.
+        gradients : Gradients
+            Gradients of the outputs of `pool` and `gather`.
+        rule : RowUpdate
+            Parameters of this step.
+        missed : Missed or None
+            Steps that rows may have missed; None if a step changes only the rows of its batch.
+        """
 
     def queue_update(
         self, staged: StagedBatch, gradients: Gradients, numbers: Tensor, constants: tuple[float, ...], ok: Tensor
@@ -135,7 +158,7 @@ class SlotMemory(Protocol):
 
     def encode(
         self, codec: RecordCodec, slots: Indices, records: Records | Tensor, places: Indices,
-        keys: NDArray[np.uint64], write: int,
+        keys: NDArray[np.uint64], batch_number: int,
     ) -> int:  # fmt: skip
         """Encode slots into records; see `RecordCodec.encode`. A tensor of records is in the memory of the slots."""
 

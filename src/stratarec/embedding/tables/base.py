@@ -34,10 +34,11 @@ class BatchStamp(NamedTuple):
     value : int
         Stamp of the slots of this batch; one more than the stamp of the batch before.
     horizon : int
-        Slots with this stamp or a later one are not evicted.
-    write : int
+        Oldest stamp that is protected: slots with this stamp or a later one are not evicted, because batches that use
+        them may be in flight.
+    number : int
         Number of batches before this one since training began. It is never repeated: the noise that rounds an evicted
-        row is a function of it.
+        row is a function of it. In methods of tables it is the argument `batch_number`.
     make_room : callable
         Waits until all earlier batches are done, or raises an error. It is called between moves, if a batch does not
         fit next to the earlier ones.
@@ -45,7 +46,7 @@ class BatchStamp(NamedTuple):
 
     value: int
     horizon: int
-    write: int
+    number: int
     make_room: Callable[[], None]
 
 
@@ -64,7 +65,13 @@ class RowTraffic:
     """Batches between two samples; doubled when there are too many samples."""
 
     def add_sample(self, counts: NDArray[np.int64]) -> None:
-        """Add a sample; if there are too many, drop every second one."""
+        """Add a sample. If there are more than 128 samples, drop every second one.
+
+        Parameters
+        ----------
+        counts : ndarray
+            ``[2, T]`` int64: for each of T tables, the distinct rows of a batch, and how many of them were fetched.
+        """
         self.samples.append(counts)
         if len(self.samples) > _MOST_SAMPLES:
             self.samples, self.every = self.samples[::2], 2 * self.every
@@ -77,14 +84,24 @@ class RowTraffic:
 
 
 def features_of(configs: Sequence[EmbeddingBagConfig]) -> list[tuple[EmbeddingBagConfig, str]]:
-    """Return every feature of a group of tables with its table, in the order of `group_layout`."""
+    """Return ``(table, feature name)`` for every feature of the tables `configs`, in the order of `group_layout`."""
     return [(table, name) for table in configs for name in (*table.feature_names, *table.sequence_features)]
 
 
 def group_layout(
     configs: Sequence[EmbeddingBagConfig], columns: Mapping[str, int], first_slot: Sequence[int], slots: Sequence[int]
 ) -> GroupLayout:
-    """Return the layout of tables of one width as kernels use it; the parameters are those of `TableGroup`."""
+    """Return the layout of tables of one width as kernels use it.
+
+    Parameters
+    ----------
+    configs : sequence of EmbeddingBagConfig
+        The tables.
+    columns : mapping of str to int
+        First output column of each pooled feature.
+    first_slot, slots : sequence of int
+        First slot and number of slots of each table.
+    """
     features = features_of(configs)
     sizes = [len(table.feature_names) + len(table.sequence_features) for table in configs]
     return GroupLayout(
@@ -108,6 +125,8 @@ class TableGroup(ABC):
         The tables, in the order of their rows in the group.
     columns : mapping of str to int
         First output column of each pooled feature.
+    memory : SlotMemory
+        Slots of all tables, with their optimizer state.
     first_slot, slots : sequence of int
         First slot in `memory` and number of slots of each table.
     step_clock : StepClock
@@ -148,8 +167,12 @@ class TableGroup(ABC):
 
         Parameters
         ----------
+        bags : BagBatch
+            Bags of the group's features, as `bags` returns them.
         out : ndarray
-            ``[N]`` slots of the complete batch; the group writes the slots of its features.
+            ``[N]`` int32 slots of the complete batch; the group writes the slots of its features.
+        stamp : BatchStamp
+            Number and stamp of the batch.
 
         Raises
         ------
@@ -158,23 +181,55 @@ class TableGroup(ABC):
         """
 
     def apply_missed_steps(self, staged: StagedBatch) -> None:
-        """Apply the steps that the rows of a batch missed; must be called before `pool`."""
+        """Apply the steps that the rows of a batch missed. Must be called before `pool`.
+
+        Parameters
+        ----------
+        staged : StagedBatch
+            Result of `stage`; this is also its meaning in all methods below.
+        """
         missed = self.step_clock.missed
         if missed is not None:
             self.memory.apply_missed_steps(staged, missed)
 
     @abstractmethod
     def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
-        """Pool bags that were not staged, for evaluation: rows are read where they are, and nothing moves."""
+        """Pool bags that were not staged, for evaluation: rows are read where they are, and nothing moves.
+
+        Parameters
+        ----------
+        bags : BagBatch
+            Bags of the group's features, as `bags` returns them.
+        out : Tensor
+            ``[B, W]`` float32: receives the pooled rows in the columns of the group's features.
+
+        Returns
+        -------
+        list of Tensor
+            ``[N, D]`` float32 rows of each sequence feature, in the order of `sequence_keys`.
+        """
 
     def pool(self, staged: StagedBatch, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
-        """Pool rows of `memory` (by default `self.memory`) into `out`, and return the rows of sequence features."""
+        """Pool the rows of a staged batch, and return the rows of sequence features, as `read` does.
+
+        Parameters
+        ----------
+        staged : StagedBatch
+            Result of `stage`.
+        out : Tensor
+            ``[B, W]`` float32: receives the pooled rows in the columns of the group's features.
+        memory : SlotMemory, optional
+            Slots to read; by default those of the group.
+        """
         gathered = self.pool_with_room(staged, out, memory)
         counts = [last - first for first, last in map(staged.bags.span, self._sequences.tolist())]
         return [rows[:count] for rows, count in zip(gathered, counts, strict=True)]
 
     def pool_with_room(self, staged: StagedBatch, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
-        """Compute the same as `pool`; rows of zeros may follow the rows of a sequence feature (`SlotMemory.gather`)."""
+        """Pool like `pool`, except that rows of zeros may follow the rows of a sequence feature (`SlotMemory.gather`).
+
+        The arguments are those of `pool`.
+        """
         memory = memory or self.memory
         memory.pool(staged, out)
         return [memory.gather(staged, feature) for feature in self._sequences.tolist()]
@@ -186,16 +241,26 @@ class TableGroup(ABC):
         return rows
 
     def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate) -> None:
-        """Apply the row optimizer, given the gradients of the output of `pool`."""
+        """Apply the row optimizer to the rows of a batch.
+
+        Parameters
+        ----------
+        staged : StagedBatch
+            Result of `stage`, whose rows were pooled.
+        gradients : Gradients
+            Gradients of the outputs of `pool`.
+        rule : RowUpdate
+            Parameters of this step.
+        """
         self.memory.update(staged, gradients, rule, self.step_clock.missed)
         self.mark_trained(staged)
 
     @abstractmethod
     def mark_trained(self, staged: StagedBatch) -> None:
-        """Record that a step has changed, or will change, the rows of a batch."""
+        """Record that a step has changed, or will change, the rows of the batch `staged`."""
 
     def bags(self, features: KeyedJagged) -> BagBatch:
-        """Return the bags of these tables' features in a batch."""
+        """Return the bags of these tables' features in the batch `features`; the arrays are shared."""
         key = self._key_places(features.keys)
         return BagBatch(
             values=features.values.numpy(),
@@ -217,7 +282,15 @@ class TableGroup(ABC):
         return positions
 
     def check_id(self, bags: BagBatch, place: int) -> None:
-        """Raise a `ConfigError` that names feature and table of the id at `place`, unless `place` is -1."""
+        """Raise a `ConfigError` that names feature and table of an invalid id.
+
+        Parameters
+        ----------
+        bags : BagBatch
+            Bags that contain the id.
+        place : int
+            Index of the invalid id in ``bags.values``; -1 if all ids are valid.
+        """
         if place < 0:
             return
         for feature, (table, name) in enumerate(self.features):
@@ -231,20 +304,38 @@ class TableGroup(ABC):
     # Rows by number
 
     def table(self, name: str) -> dict[str, Tensor]:
-        """Return ``weight`` ``[R, D]`` and optimizer state of a table: views if it is resident, else copies."""
+        """Return ``weight`` ``[R, D]`` and optimizer state of the table `name`: views if resident, else copies."""
         return self.part(name, 0, next(table.num_embeddings for table in self.configs if table.name == name))
 
     @abstractmethod
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Return rows ``first:last`` of a table with their optimizer state, all steps applied."""
+        """Return rows ``first:last`` of the table `name` with their optimizer state, all steps applied."""
 
     @abstractmethod
-    def write_rows(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
-        """Overwrite rows of the group with rows `places` of `source`; `write` as in `BatchStamp`."""
+    def write_rows(self, rows: Indices, source: FloatRows, places: Indices, batch_number: int) -> None:
+        """Overwrite rows of the group: ``rows[i]`` gets row ``places[i]`` of `source`.
+
+        Parameters
+        ----------
+        rows : ndarray
+            ``[n]`` int64 distinct rows of the group, in which the tables' rows follow each other.
+        source : FloatRows
+            Weights and optimizer state to copy.
+        places : ndarray
+            ``[n]`` int64 rows of `source`.
+        batch_number : int
+            Number of a batch (`BatchStamp.number`), of which the noise that rounds records at home is a function.
+        """
 
     @abstractmethod
     def read_rows(self, rows: Indices) -> FloatRows:
-        """Return copies of distinct rows of the group with their optimizer state, all steps applied."""
+        """Return copies of distinct rows of the group with their optimizer state, all steps applied.
+
+        Parameters
+        ----------
+        rows : ndarray
+            ``[n]`` int64 rows of the group.
+        """
 
     # Checkpoints
 
@@ -254,6 +345,10 @@ class TableGroup(ABC):
 
         Parameters
         ----------
+        directory : Path
+            Directory of this group, which is empty.
+        previous : Path or None
+            Directory of the last save or restore of this group, whose files are linked; None to write all rows.
         oldest_stamp : int
             Stamp of the oldest batch in flight: batches before it change nothing more.
         """
@@ -264,11 +359,21 @@ class TableGroup(ABC):
 
     @abstractmethod
     def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
-        """Restore the exact state at `save` from a manifest that satisfies `fits`; the next batch has `stamp`."""
+        """Restore the exact state at `save`.
+
+        Parameters
+        ----------
+        directory : Path
+            Directory of the group that `save` wrote.
+        manifest : mapping
+            Result of `save`, for which `fits` is true.
+        stamp : int
+            Stamp of the next batch.
+        """
 
     @abstractmethod
     def fits(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether a checkpoint has the same layout of rows as these tables."""
+        """Whether the group with this `manifest`, the result of `save`, has the same layout of rows as this group."""
 
     @property
     def grows(self) -> bool:
@@ -279,7 +384,7 @@ class TableGroup(ABC):
 
     @abstractmethod
     def shift(self, by: int) -> None:
-        """Subtract `by` from all stamps."""
+        """Subtract `by` from all stamps, so that they stay within 32 bits."""
 
     @property
     @abstractmethod
@@ -324,12 +429,18 @@ class TableNumbers:
         """One more than the largest number."""
 
     def to_files(self, rows: Indices) -> Indices:
-        """Convert rows of the group to their numbers in files; the order is kept."""
+        """Convert `rows` of the group, ``[n]`` int64, to their numbers in files; the order is kept."""
         table = np.searchsorted(self._first, rows, side="right") - 1
         return (table << _BITS) + rows - self._first[table]
 
     def to_group(self, numbers: Indices) -> Indices:
-        """Convert numbers in files (below `end`) to rows of the group; `CheckpointError` if a table has fewer rows."""
+        """Convert `numbers` in files (``[n]`` int64, below `end`) to rows of the group.
+
+        Raises
+        ------
+        CheckpointError
+            If a table has fewer rows.
+        """
         table, row = numbers >> _BITS, numbers & ((1 << _BITS) - 1)
         if (row >= self._sizes[table]).any():
             raise CheckpointError("a checkpoint has rows beyond the end of their table; use another checkpoint")

@@ -6,11 +6,11 @@ no dirty bit. One set in sixteen belongs to an overflow area with another hash, 
 in use. Hot rows have permanent slots after all caches of the group. Two comparisons show whether an id is hot, and its
 slot follows from the id, so hot rows need neither tag nor stamp.
 
-The `Directory` decides which rows move, and a `Mover` moves them, in two parts. The first part can be undone: records
-are written to the home and read from it, and no slot has changed. The second part writes slots. An interrupt there
-loses rows, and sets the `Health` of the collection to failed. If records are addressable memory (dram, mapped) that
-slots can be swapped with, rows are moved in one pass. If records are in files or slots are on another device, rows are
-encoded, written, read and decoded, one batch at a time.
+The `Directory` decides which rows move, and a `Mover` moves them in two steps. `Mover.prepare` writes evicted rows to
+the home and reads missing rows from it; no slot changes, so the assignment of slots can still be undone. `Mover.finish`
+writes slots. An interrupt there loses rows, and sets the `Health` of the collection to failed. If records are
+addressable memory (dram, mapped) that slots can be swapped with, rows are moved in one pass. If records are in files or
+slots are on another device, rows are encoded, written, read and decoded, one batch at a time.
 
 A slot record in a checkpoint is ``[row int64, stamp int32, count uint32, float32 row]``; a slot that was emptied has
 row -1. The slots that changed since the last checkpoint follow from their stamps, so training sets no marks.
@@ -130,7 +130,7 @@ class Directory:
         return np.arange(self.layout.slots, self.slots, dtype=np.int64)
 
     def locate_hot(self, rows: Indices) -> Indices:
-        """Return the slot of each hot row of the group, and -1 for rows that are not hot."""
+        """Return the slot of each of `rows`, ``[n]`` int64 rows of the group; -1 for rows that are not hot."""
         tables = self.tables_of(rows)
         return self.layout.hot_slots.locate(tables, rows - self.layout.first_row[tables])
 
@@ -142,32 +142,38 @@ class Directory:
 
         Parameters
         ----------
+        group : GroupLayout
+            Layout of the group's features.
+        bags : BagBatch
+            Bags of the group's features.
         out : ndarray
             ``[N]`` int32: receives the slots, relative to the first slot of their table; -1 if there is no room.
-        stamp, horizon : int
-            As `value` and `horizon` of `BatchStamp`.
+        stamp : int
+            Stamp of the batch, which its slots get.
+        horizon : int
+            Oldest protected stamp: slots with this stamp or a later one are not evicted.
         """
         return kernel.stage(
             group, self.layout, self.state, bags, out, batch=stamp, horizon=horizon, workspace=self.workspace
         )  # fmt: skip
 
     def undo(self, staging: kernel.Staging) -> None:
-        """Revert `assign`, before any row has moved."""
+        """Revert the `assign` that returned `staging`, before any row has moved."""
         kernel.undo(self.state, staging, self.workspace)
 
     def locate(self, rows: Indices) -> Indices:
-        """Return the slot of each row of the group, or -1 if it is at home."""
+        """Return the slot of each of `rows`, ``[n]`` int64 rows of the group; -1 for rows at home."""
         tables = self.tables_of(rows)
         return kernel.locate(self.layout, self.state, tables, rows - self.layout.first_row[tables])
 
     def moves_of(self, rows: Indices, slots: Indices) -> kernel.Moves:
-        """Return the moves of rows of the group into `slots`."""
+        """Return the moves of `rows` of the group into `slots`; both are ``[n]`` int64."""
         tables = self.tables_of(rows)
         keys = kernel.row_keys(self.layout, tables, rows - self.layout.first_row[tables])
         return kernel.Moves(rows=rows, slots=slots, tables=tables, keys=keys)
 
     def tables_of(self, rows: Indices) -> NDArray[np.int32]:
-        """Return the table of each row of the group."""
+        """Return the table's index in the group for each of `rows`, ``[n]`` int64 rows of the group."""
         return (np.searchsorted(self.layout.first_row, rows, side="right") - 1).astype(np.int32)
 
     # Stamps and tags at rest
@@ -197,7 +203,7 @@ class Directory:
                 yield slots + first
 
     def rows_in(self, slots: Indices) -> Indices:
-        """Return the group's row in each slot, or -1."""
+        """Return the row of the group that is in each of `slots`, ``[n]`` int64; -1 for empty slots."""
         rows = np.empty(len(slots), dtype=np.int64)
         hot = slots >= self.layout.slots
         tables, ids = self.layout.hot_slots.rows_in(slots[hot])
@@ -209,11 +215,11 @@ class Directory:
         return rows
 
     def stamps_in(self, slots: Indices) -> NDArray[np.int32]:
-        """Return the stamp of each slot; -1 for hot slots."""
+        """Return the stamp of each of `slots`, ``[n]`` int64; -1 for hot slots."""
         return self._values_in(self.state.stamps, slots, np.int32(-1))
 
     def counts_in(self, slots: Indices) -> NDArray[np.uint32]:
-        """Return the use count of each slot's row; 0 for hot rows, and if the policy does not count."""
+        """Return how often the row in each of `slots` was used; 0 for hot rows, and if the policy does not count."""
         if len(self.state.counts) > 1:
             return self._values_in(self.state.counts, slots, np.uint32(0))
         return np.zeros(len(slots), dtype=np.uint32)
@@ -230,7 +236,17 @@ class Directory:
     def set_slots(
         self, slots: Indices, rows: Indices, stamps: NDArray[np.int32], counts: NDArray[np.uint32]
     ) -> None:  # fmt: skip
-        """Set the rows of the group (-1: none), stamps and counts of `slots`, read from a checkpoint."""
+        """Set the contents of slots, which were read from a checkpoint.
+
+        Parameters
+        ----------
+        slots : ndarray
+            ``[n]`` int64 slots.
+        rows : ndarray
+            ``[n]`` int64 row of the group in each slot; -1 for an empty slot.
+        stamps, counts : ndarray
+            ``[n]`` int32 stamp and ``[n]`` uint32 use count of each slot.
+        """
         state, layout = self.state, self.layout
         hot = slots >= layout.slots
         if (self.rows_in(slots[hot]) != rows[hot]).any():
@@ -283,11 +299,14 @@ def _check_size(table: EmbeddingBagConfig, slots: int, hot: int) -> None:
 
 @dataclass(frozen=True)
 class Fetched:
-    """Rows that are ready to be decoded into slots: their moves, records, and whether each record exists."""
+    """Rows that are ready to be decoded into slots."""
 
     incoming: kernel.Moves
+    """Rows and their slots, n of them."""
     records: Records | Tensor
+    """``[n, record_bytes]`` uint8 records of these rows; or all records of the home, indexed by row."""
     present: NDArray[np.bool_]
+    """``[n]`` whether a row has a record; other rows get their initial values."""
 
 
 class Mover(ABC):
@@ -299,20 +318,42 @@ class Mover(ABC):
         Names of the tables, for errors.
     directory : Directory
         Lists the moves.
-    codec, store, memory
-        Rows are floats in `memory` and records of `codec` in `store`.
+    codec : RecordCodec
+        Converts rows between floats and records.
+    store : RecordStore
+        Home of the rows: records of `codec`, by row of the group.
+    memory : SlotMemory
+        Slots, in which rows are floats.
     """
 
     def __init__(
         self, names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: SlotMemory
     ) -> None:
-        self._names, self._directory = tuple(names), directory
-        self.codec, self.store, self.memory = codec, store, memory
-        self._buffer, self._pinned_bytes = np.zeros((0, codec.record_bytes), dtype=np.uint8), 0
+        self._names = tuple(names)
+        self._directory = directory
+        self.codec = codec
+        self.store = store
+        self.memory = memory
+        self._buffer = np.zeros((0, codec.record_bytes), dtype=np.uint8)
+        self._pinned_bytes = 0
 
     @abstractmethod
-    def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
-        """Do the first part of a move, which changes no slot; return the argument of `finish`.
+    def prepare(self, staging: kernel.Staging, batch_number: int) -> Fetched | None:
+        """Write evicted rows to the home and read the missing rows from it.
+
+        No slot changes, so the caller can still undo the assignment.
+
+        Parameters
+        ----------
+        staging : kernel.Staging
+            Moves that `Directory.assign` listed.
+        batch_number : int
+            Number of the batch (`BatchStamp.number`), of which the noise that rounds evicted rows is a function.
+
+        Returns
+        -------
+        Fetched or None
+            The missing rows, to be passed to `finish`; None if there are none, or if `finish` reads them itself.
 
         Raises
         ------
@@ -321,8 +362,15 @@ class Mover(ABC):
         """
 
     @abstractmethod
-    def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
-        """Do the second part of a move, which writes slots.
+    def finish(self, staging: kernel.Staging, fetched: Fetched | None, batch_number: int) -> None:
+        """Write the missing rows into their slots.
+
+        Parameters
+        ----------
+        staging, batch_number
+            The arguments of `prepare`.
+        fetched : Fetched or None
+            Result of `prepare`.
 
         Raises
         ------
@@ -332,24 +380,32 @@ class Mover(ABC):
 
     @abstractmethod
     def copy(self, moves: kernel.Moves, memory: SlotMemory) -> None:
-        """Decode rows from the home into slots of `memory`; nothing else changes."""
+        """Decode rows from the home into other slots; the home and the slots of this mover do not change.
+
+        Parameters
+        ----------
+        moves : kernel.Moves
+            Rows of the group, and the slots in `memory` that they are copied to.
+        memory : SlotMemory
+            Slots to write.
+        """
 
     @property
     def nbytes(self) -> int:
         """Bytes of the largest staging buffer; 0 for addressable homes."""
         return self._buffer.nbytes + self._pinned_bytes
 
-    def write_rows(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
-        """Encode rows `places` of `source` and write them to the store as `rows`."""
+    def write_rows(self, rows: Indices, source: FloatRows, places: Indices, batch_number: int) -> None:
+        """Encode rows `places` of `source` and write them to the store as `rows`; see `TableGroup.write_rows`."""
         keys = self._directory.moves_of(rows, places).keys
         records = np.zeros((len(rows), self.codec.record_bytes), dtype=np.uint8)
-        bad = self.codec.encode(source, places, records, np.arange(len(rows), dtype=np.int64), keys, write)
+        bad = self.codec.encode(source, places, records, np.arange(len(rows), dtype=np.int64), keys, batch_number)
         if bad >= 0:
             raise self._unfit_row(int(rows[bad]))
         self.store.write(rows, records)
 
-    def _encode(self, moves: kernel.Moves, records: Records | Tensor, places: Indices, write: int) -> None:
-        bad = self.memory.encode(self.codec, moves.slots, records, places, moves.keys, write)
+    def _encode(self, moves: kernel.Moves, records: Records | Tensor, places: Indices, batch_number: int) -> None:
+        bad = self.memory.encode(self.codec, moves.slots, records, places, moves.keys, batch_number)
         if bad >= 0:
             raise self._unfit_row(int(moves.rows[bad]))
 
@@ -382,21 +438,21 @@ class AddressableHome(Mover):
         return array
 
     @traced("fetch rows")
-    def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
+    def prepare(self, staging: kernel.Staging, batch_number: int) -> Fetched | None:
         if not staging.released.any():
             return None
         # Done before `finish`, which may put other rows into the slots of the overflow area that are released here.
         moves = kernel.released(self._directory.layout, staging, self._directory.workspace)
-        self._encode(moves, self._array, moves.rows, write)
+        self._encode(moves, self._array, moves.rows, batch_number)
         self.store.mark_written(moves.rows)
         return None
 
     @traced("place rows")
-    def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
+    def finish(self, staging: kernel.Staging, fetched: Fetched | None, batch_number: int) -> None:
         layout, workspace, bits = self._directory.layout, self._directory.workspace, self.store.bits
         assert bits is not None
         assert isinstance(self.memory, CpuSlots)
-        refused = self.memory.swap(layout, staging, workspace, self.codec, (self._array, *bits), write)
+        refused = self.memory.swap(layout, staging, workspace, self.codec, (self._array, *bits), batch_number)
         if refused is not None:
             raise self._unfit(*refused)
 
@@ -413,15 +469,15 @@ class DeviceHome(Mover):
         return self.store.records
 
     @traced("fetch rows")
-    def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
+    def prepare(self, staging: kernel.Staging, batch_number: int) -> Fetched | None:
         outgoing, incoming = kernel.moves(self._directory.layout, staging, self._directory.workspace)
         if len(outgoing):
-            self._encode(outgoing, self._records, outgoing.rows, write)
+            self._encode(outgoing, self._records, outgoing.rows, batch_number)
             self.store.mark_written(outgoing.rows)
         return Fetched(incoming, self._records, self.store.written(incoming.rows)) if len(incoming) else None
 
     @traced("place rows")
-    def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
+    def finish(self, staging: kernel.Staging, fetched: Fetched | None, batch_number: int) -> None:
         if fetched is not None:
             self._place(fetched, fetched.incoming.rows, self.memory)
 
@@ -433,11 +489,11 @@ class StoredHome(Mover):
     """Mover for other stores: records pass through a buffer that grows to the largest batch."""
 
     @traced("fetch rows")
-    def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
+    def prepare(self, staging: kernel.Staging, batch_number: int) -> Fetched | None:
         outgoing, incoming = kernel.moves(self._directory.layout, staging, self._directory.workspace)
         records = self._staging(len(outgoing))
         if len(outgoing):
-            self._encode(outgoing, records, np.arange(len(outgoing), dtype=np.int64), write)
+            self._encode(outgoing, records, np.arange(len(outgoing), dtype=np.int64), batch_number)
         # Outgoing records are written first: incoming records may reuse the buffer.
         fetched = self._staging(len(incoming))
         array, bits = self.store.array, self.store.bits
@@ -449,7 +505,7 @@ class StoredHome(Mover):
         return self._fetch(incoming, fetched) if len(incoming) else None
 
     @traced("place rows")
-    def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
+    def finish(self, staging: kernel.Staging, fetched: Fetched | None, batch_number: int) -> None:
         if fetched is not None:
             self._place(fetched, np.arange(len(fetched.incoming), dtype=np.int64), self.memory)
 
@@ -493,18 +549,27 @@ class SlotRecords:
 
     Parameters
     ----------
+    directory : Directory
+        Rows and stamps of the slots.
+    memory : SlotMemory
+        Weights and optimizer state in the slots.
     codec : RecordCodec
         Codec of the same rows as float32.
     """
 
     def __init__(self, directory: Directory, memory: SlotMemory, codec: RecordCodec) -> None:
-        self._directory, self._memory, self._codec = directory, memory, codec
+        self._directory = directory
+        self._memory = memory
+        self._codec = codec
         self._chain = DeltaChain()
         self._saved_at = 0
         self.shape = (directory.slots, _HEAD.itemsize + codec.record_bytes)
 
     def save(self, directory: Path, previous: Path | None, oldest_stamp: int) -> dict[str, Any]:
-        """Write the slots, or the slots stamped since `previous`, into ``<directory>/slots``; return the manifest."""
+        """Write the slots, or the slots stamped since `previous`, into ``<directory>/slots``; return the manifest.
+
+        The arguments are those of `TableGroup.save`.
+        """
         folder = directory / _FOLDER
         make_directory(folder)
         files = self._chain.save(
@@ -518,7 +583,10 @@ class SlotRecords:
         return {"files": files, "record_bytes": self.shape[1]}
 
     def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
-        """Fill an empty directory and its slots from the files that `save` wrote."""
+        """Fill an empty directory and its slots from the files that `save` wrote.
+
+        The arguments are those of `TableGroup.restore`.
+        """
         folder = directory / _FOLDER
         self._chain.verify(folder, manifest["files"])
         # The generator stores each piece through `__setitem__`.
@@ -531,10 +599,11 @@ class SlotRecords:
         self._saved_at = stamp
 
     def shift(self, by: int) -> None:
+        """Subtract `by` from the stamp of the last save."""
         self._saved_at = max(self._saved_at - by, 0)
 
     def __getitem__(self, slots: Indices, /) -> NDArray[np.uint8]:
-        """Return the records of slots, to be written to a file."""
+        """Return the records of `slots` for a file, ``[n, bytes]``; the module's docstring has their layout."""
         rows = self._directory.rows_in(slots)
         head = np.empty(len(slots), dtype=_HEAD)
         head["row"], head["stamp"] = rows, self._directory.stamps_in(slots)
@@ -551,7 +620,7 @@ class SlotRecords:
         return np.concatenate([head.view(np.uint8).reshape(len(slots), -1), floats], axis=1)
 
     def __setitem__(self, slots: Indices, records: NDArray[np.uint8], /) -> None:
-        """Store the records of slots, read from a file."""
+        """Fill `slots` with their records from a file, ``[n, bytes]``."""
         head, floats = _split(records)
         self._directory.set_slots(slots, head["row"], head["stamp"], head["count"])
         filled = np.flatnonzero(head["row"] >= 0)
@@ -570,6 +639,12 @@ def saved_slots(
 
     Parameters
     ----------
+    directory : Path
+        Directory of the group.
+    manifest : mapping
+        Result of `SlotRecords.save`.
+    codec : RecordCodec
+        Codec of the rows at home.
     slots, rows : int
         Number of slots of the cache, and number of rows of the group.
     """

@@ -39,6 +39,8 @@ class CachedTables(TableGroup):
 
     Parameters
     ----------
+    configs, columns, step_clock
+        As for `TableGroup`.
     directory : Directory
         Directory of the same tables.
     codec : RecordCodec
@@ -47,6 +49,8 @@ class CachedTables(TableGroup):
         Has as many rows as all tables together and the codec's record size.
     health : Health
         Set to failed if a move can be neither finished nor undone.
+    level0 : Level0
+        Allocates the slots.
     """
 
     resident = False
@@ -90,7 +94,7 @@ class CachedTables(TableGroup):
             stuck = self._bring_in(bags, out, stamp, stamp.value, fetched)
         if stuck >= 0:
             raise TrainingError(self._too_small(bags, stuck))
-        if stamp.write % self.traffic.every == 0:
+        if stamp.number % self.traffic.every == 0:
             self.traffic.add_sample(np.array([self._distinct(bags, out), fetched]))
         return self.memory.stage(self.layout, replace(bags, values=out))
 
@@ -116,12 +120,12 @@ class CachedTables(TableGroup):
             staging = self.directory.assign(self.layout, bags, out, stamp.value, horizon)
             try:
                 self.check_id(bags, staging.bad)
-                fetched = self.mover.prepare(staging, stamp.write)
+                fetched = self.mover.prepare(staging, stamp.number)
             except StrataError:
                 self.directory.undo(staging)
                 raise
             try:
-                self.mover.finish(staging, fetched, stamp.write)
+                self.mover.finish(staging, fetched, stamp.number)
             except StrataError as error:
                 self.health.fail(str(error))
                 raise
@@ -172,7 +176,10 @@ class CachedTables(TableGroup):
         return rows
 
     def copy(self, rows: Indices) -> SlotMemory:
-        """Copy distinct rows of the group into new slots, all steps applied; the cache and the home do not change."""
+        """Copy distinct `rows` of the group (``[n]`` int64) into n new slots, all steps applied.
+
+        The cache and the home do not change.
+        """
         copies = self.memory.like(len(rows))
         with self._moving:
             self.health.require()
@@ -188,13 +195,22 @@ class CachedTables(TableGroup):
         return copies
 
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Return copies of rows ``first:last`` of a table, all steps applied."""
+        """Return copies of rows ``first:last`` of the table `name`, all steps applied."""
         start = self.first_row[name]
         return self.copy(np.arange(start + first, start + last, dtype=np.int64)).views(0, last - first)
 
     def read_records(self, name: str, first: int, last: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Return records ``[n, record_bytes]`` of rows ``first:last`` of a table, and ``[n]`` bool: they are current.
+        """Return the records of rows ``first:last`` of the table `name`, and whether each record is current.
 
+        Returns
+        -------
+        records : ndarray
+            ``[n, record_bytes]`` uint8.
+        current : ndarray
+            ``[n]`` bool.
+
+        Notes
+        -----
         The record of a row that is in a slot, missed steps or was never trained is not current and has no meaning.
         """
         rows = np.arange(self.first_row[name] + first, self.first_row[name] + last, dtype=np.int64)
@@ -208,19 +224,27 @@ class CachedTables(TableGroup):
         return records, current
 
     def rows_in_slots(self, name: str, first: int, last: int) -> Indices:
-        """Return the rows among ``first:last`` of a table that are in a slot, ascending."""
+        """Return the rows among ``first:last`` of the table `name` that are in a slot, ascending."""
         rows = np.arange(self.first_row[name] + first, self.first_row[name] + last, dtype=np.int64)
         return first + np.flatnonzero(self.directory.locate(rows) >= 0)
 
-    def write_rows(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
-        """Overwrite rows of the group with rows `places` of `source`: in their slots, or else in the store."""
+    def write_rows(self, rows: Indices, source: FloatRows, places: Indices, batch_number: int) -> None:
+        """Overwrite rows of the group in their slots, or else in the store. The base class describes the arguments."""
         slots = self.directory.locate(rows)
         resident = slots >= 0
         self.memory.write(slots[resident], source, places[resident])
-        self.mover.write_rows(rows[~resident], source, places[~resident], write)
+        self.mover.write_rows(rows[~resident], source, places[~resident], batch_number)
 
     def write_records(self, rows: Indices, records: NDArray[np.uint8]) -> None:
-        """Overwrite rows of the group that are in no slot with encoded records that missed no step."""
+        """Overwrite rows that are in no slot with encoded records that missed no step.
+
+        Parameters
+        ----------
+        rows : ndarray
+            ``[n]`` int64 rows of the group.
+        records : ndarray
+            ``[n, record_bytes]`` uint8; their clocks are set to 0.
+        """
         if self.codec.layout.clock:
             at = self.codec.layout.clock_at
             records[:, at : at + 4] = 0

@@ -30,6 +30,15 @@ class ResidentTables(TableGroup):
     """Tables in which every row has its own slot, in float32.
 
     Initial weights are uniform in +-bound, a function of (seed, table name, row of the complete table).
+
+    Parameters
+    ----------
+    configs, columns, step_clock
+        As for `TableGroup`.
+    seed : int
+        Seed of the initial weights.
+    level0 : Level0
+        Allocates the slots.
     """
 
     resident = True
@@ -74,7 +83,7 @@ class ResidentTables(TableGroup):
 
     @traced("stage")
     def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBatch:
-        """Check the ids; nothing is fetched, because ids are slots."""
+        """Check the ids and stage the bags. Ids are slots, so nothing is fetched; `out` and `stamp` are not used."""
         return self._stage(bags)
 
     def _stage(self, bags: BagBatch) -> StagedBatch:
@@ -96,7 +105,7 @@ class ResidentTables(TableGroup):
             mark_rows(self.layout, staged.bags, self._changed)
 
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Return views of rows ``first:last`` of a table."""
+        """Return views of rows ``first:last`` of the table `name`."""
         # A view can be written at any time without notice: from now on every checkpoint has all rows.
         self._viewed, self._fresh = True, False
         first, last = self.first_row[name] + first, self.first_row[name] + last
@@ -105,7 +114,7 @@ class ResidentTables(TableGroup):
             self.memory.apply_missed_steps_to_range(first, last, missed)
         return self.memory.views(first, last)
 
-    def write_rows(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
+    def write_rows(self, rows: Indices, source: FloatRows, places: Indices, batch_number: int) -> None:
         self.memory.write(rows, source, places)
         self._fresh = False
         set_bits(self._changed, rows)

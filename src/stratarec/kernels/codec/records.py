@@ -23,12 +23,14 @@ _CHUNKS_PER_THREAD = 4
 
 def encode(
     layout: RecordLayout, level: Level, slots: Indices, records: NDArray[np.uint8], places: Indices,
-    keys: NDArray[np.uint64], write: int,
+    keys: NDArray[np.uint64], batch_number: int,
 ) -> int:  # fmt: skip
     """Encode ``slots[i]`` into ``records[places[i]]``; return -1, or the first entry that the layout cannot represent.
 
     Parameters
     ----------
+    layout : RecordLayout
+        Bytes of a record.
     level : tuple of ndarray
         Weights ``[S * D]``, row state ``[S]`` and full state ``[S * k * D]`` (k floats per weight), all flat float32,
         and clocks ``[S]`` int32. Arrays that the layout does not store may have any size.
@@ -37,11 +39,13 @@ def encode(
     records : ndarray
         ``[M, record_bytes]`` uint8, C-contiguous.
     keys : ndarray
-        ``[n]`` uint64; the noise of stochastic rounding is a function of (key, write, column).
+        ``[n]`` uint64; the noise of stochastic rounding is a function of (key, batch_number, column).
+    batch_number : int
+        A number that is never used twice with the same key; tables pass the number of the batch.
     """
     threads = team_threads()
     bad = cpu.encode(
-        team_of(threads), layout.form, level, slots, records.reshape(-1), places, keys, np.uint64(write),
+        team_of(threads), layout.form, level, slots, records.reshape(-1), places, keys, np.uint64(batch_number),
         threads * _CHUNKS_PER_THREAD,
     )  # fmt: skip
     return int(bad) if bad < len(slots) else -1

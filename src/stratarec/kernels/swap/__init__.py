@@ -26,18 +26,26 @@ def swap(
     codec: RecordLayout,
     slots: tuple[Floats, Floats, Floats, NDArray[np.int32]],
     home: tuple[Bytes, ...],
-    write: int,
+    batch_number: int,
 ) -> tuple[int, int] | None:
     """Swap the rows that `kernels.cache.stage` listed: write back each victim and read the row that replaces it.
 
     Parameters
     ----------
+    layout : CacheLayout
+        Slots and rows of the tables.
+    staging : Staging
+        Result of `kernels.cache.stage`.
+    workspace : StageWorkspace
+        Lists of the moves, which `kernels.cache.stage` wrote.
+    codec : RecordLayout
+        Bytes of a record.
     slots : tuple of ndarray
         Weights, row state, full state and clocks of level 0.
     home : tuple of ndarray
         Records ``[R, record_bytes]``, bits of the rows that were ever written, and bits of changed rows.
-    write : int
-        Number of the write, see `kernels.codec.records.encode`.
+    batch_number : int
+        Number of the batch, for the noise of stochastic rounding (`kernels.codec.records.encode`).
 
     Returns
     -------
@@ -49,7 +57,7 @@ def swap(
     lists = workspace.room, staging.rows_in, arrays["in_row"], arrays["in_slot"], arrays["in_victim"]
     refused = cpu.swap(
         team_of(team_threads()), codec.form, tuple(slots), (records.reshape(-1), written, changed), lists,
-        (layout.first_row, tuple(layout.noise), layout.bound), np.uint64(write),
+        (layout.first_row, tuple(layout.noise), layout.bound), np.uint64(batch_number),
     )  # fmt: skip
     if refused < 0:
         return None
