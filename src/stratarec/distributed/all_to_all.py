@@ -19,7 +19,15 @@ from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.collectives import Channel, never
-from stratarec.distributed.input_dist import WORDS, DistinctRows, Requests, RowRequest, joined, message_sizes, read
+from stratarec.distributed.input_dist import (
+    WORDS,
+    DistinctRows,
+    Requests,
+    RowRequest,
+    join_requests,
+    message_sizes,
+    parse_requests,
+)
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.row_buffer import Buffer, grouped
 from stratarec.distributed.sharding import Sharding
@@ -41,6 +49,8 @@ class Dispatched:
         Number of the batch, on which the rounding noise of wires depends.
     local : KeyedJagged
         Lookups of all ranks in this rank's tables.
+    buffers : sequence of Buffer
+        Buffers of the distinct rows that this rank receives, one for each width.
     sequences : sequence of int
         Number of this rank's ids for each sequence feature whose rows the owner of the table looks up.
     asking : MessageLayout
@@ -48,8 +58,8 @@ class Dispatched:
         the buffers of distinct rows.
     answering : MessageLayout
         Layout of sent rows. Its arrays are the pooled output and the sequence features of this rank's tables.
-    local_shapes : sequence
-        Shapes of the arrays of `answering`.
+    local_shapes : sequence of tuple
+        Shapes ``(rows, columns)`` of the arrays of `answering`.
     """
 
     features: KeyedJagged
@@ -68,12 +78,13 @@ class FlatExchange:
     Parameters
     ----------
     sharding : Sharding
+        Owners of all rows.
     mesh : Mesh
         The ranks that exchange rows.
     wires : tuple of Wire
-        Wires of rows and of gradients.
+        Wire of rows and wire of gradients.
     local : Engine or None
-        Engine of this rank's tables.
+        Engine of this rank's tables; None if this rank has no tables.
     """
 
     def __init__(self, sharding: Sharding, mesh: Mesh, wires: tuple[Wire, Wire], local: Engine | None) -> None:
@@ -103,12 +114,14 @@ class FlatExchange:
 
         Parameters
         ----------
+        features : KeyedJagged
+            Ids of this rank's batch, without weights.
         step : int
-            Number of the batch.
+            Number of the batch, equal on all ranks; the rounding noise of wires is a function of it.
         channel : Channel
             Channel of the calling thread.
         stopped : callable
-            Aborts the wait when true.
+            The wait for other ranks is aborted when it returns true.
 
         Raises
         ------
@@ -131,11 +144,11 @@ class FlatExchange:
         sizes = message_sizes(theirs)
         received = channel.exchange(torch.cat(message), [part.numel() for part in message], sizes, stopped)
         requests = [
-            read(part, numbers)
+            parse_requests(part, numbers)
             for part, numbers in zip(received.split(sizes), theirs.tolist(), strict=True)  # type: ignore[no-untyped-call]
         ]  # fmt: skip
         buffers = [group.of(features, distinct) for group in self._buffers]
-        local = joined(self._streams[self._rank], requests)
+        local = join_requests(self._streams[self._rank], requests)
         answering, shapes = self._answering(requests, local.batch_size)
         lengths = {
             stream.key: request.ids.numel()
@@ -159,7 +172,7 @@ class FlatExchange:
             # A rank with an error requests nothing but takes part, because the others would wait for it.
             # The flag of a failure is sent with the sizes, which saves a collective.
             numbers[at] = failed is not None
-            numbers[at + 1 : at + 1 + WORDS * len(part)] = [number for request in part for number in request.announced]
+            numbers[at + 1 : at + 1 + WORDS * len(part)] = [number for request in part for number in request.counts]
             at += count
         mine = counts[self._rank]
         received = channel.exchange(torch.from_numpy(numbers), counts, [mine] * channel.ranks, stopped)
@@ -194,7 +207,7 @@ class FlatExchange:
     ) -> tuple[MessageLayout, list[tuple[int, int]]]:
         """Return the layout of the rows that this rank sends to each rank, and the shapes of its tables' outputs."""
         streams, row_array = self._streams[self._rank], {key: 1 + n for n, key in enumerate(self._local_rows)}
-        # ``done[s]`` counts the rows of previous ranks in stream s, because `joined` appends rank after rank.
+        # ``done[s]`` counts the rows of previous ranks in stream s, because `join_requests` appends rank after rank.
         shapes, done = [(bags, self._local_width), *((0, 0) for _ in row_array)], [0] * len(streams)
         layout = MessageLayout(1 + len(row_array))
         for part in requests:
@@ -220,6 +233,8 @@ class FlatExchange:
         rows : sequence of Tensor
             Outputs of this rank's tables for `Dispatched.local`: the pooled output and the rows of each sequence
             feature.
+        dispatched : Dispatched
+            Handle of the batch.
         """
         asking, answering, wire = dispatched.asking, dispatched.answering, self._wire
         pooled = RECYCLER.empty(dispatched.features.batch_size, self._width)
@@ -243,6 +258,8 @@ class FlatExchange:
         ----------
         gradients : sequence of Tensor
             Gradients of the outputs of `combine`.
+        dispatched : Dispatched
+            Handle of the batch.
         """
         asking, answering, wire = dispatched.asking, dispatched.answering, self._gradient_wire
         pooled, *rows = gradients

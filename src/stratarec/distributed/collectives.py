@@ -43,8 +43,9 @@ class Channel:
     Parameters
     ----------
     rank, ranks : int
+        Number of this rank among the ranks of the channel, and number of these ranks.
     group : ProcessGroup or None
-        None for a single rank.
+        Torch's group of these ranks; None for a single rank.
     roll : RollCall or None
         Determines the missing rank when a collective fails; None for a single rank.
     watch : callable
@@ -129,12 +130,20 @@ class Channel:
         work.wait()
 
     def gather_ints(self, numbers: Sequence[int], stopped: Callable[[], bool] = never) -> list[list[int]]:
-        """Return the integers of every rank; all ranks must pass the same number of integers."""
+        """Return the integers of every rank, ``[ranks][n]``; a collective.
+
+        Parameters
+        ----------
+        numbers : sequence of int
+            n integers of this rank, with the same n on all ranks.
+        stopped : callable
+            As for `exchange`.
+        """
         gathered: list[list[int]] = self._gather_equal(torch.tensor(numbers, dtype=torch.int64), stopped).tolist()
         return gathered
 
     def gather_floats(self, numbers: Sequence[float]) -> list[list[float]]:
-        """Return the float64 numbers of every rank; all ranks must pass the same number of them."""
+        """Return the float64 `numbers` of every rank, ``[ranks][n]``; a collective with the same n on all ranks."""
         gathered: list[list[float]] = self._gather_equal(torch.tensor(numbers, dtype=torch.float64), never).tolist()
         return gathered
 
@@ -144,7 +153,7 @@ class Channel:
         return self.exchange(mine.repeat(self.ranks), even, even, stopped).view(self.ranks, -1)
 
     def gather(self, content: bytes) -> list[bytes]:
-        """Return, on all ranks, the bytes of every rank in order."""
+        """Return, on all ranks, the `content` of every rank in order; a collective."""
         sizes = [size for (size,) in self.gather_ints([len(content)])]
         # Copied, as torch warns about read-only memory.
         message = torch.from_numpy(np.frombuffer(content * self.ranks, dtype=np.uint8).copy())
@@ -153,6 +162,13 @@ class Channel:
 
     def agree(self, error: StrataError | None, stopped: Callable[[], bool] = never) -> None:
         """Wait until every rank has called this method. If one of them passed an error, raise it on all ranks.
+
+        Parameters
+        ----------
+        error : StrataError or None
+            Error of this rank.
+        stopped : callable
+            As for `exchange`.
 
         Raises
         ------
@@ -181,7 +197,15 @@ class Channel:
         return result
 
     def raise_everywhere(self, error: StrataError | None, failed: Sequence[int]) -> NoReturn:
-        """Raise on every rank the error that `agree` describes; `failed` are the ranks with an error."""
+        """Raise on every rank the error of the first failed rank, as `agree` does; a collective.
+
+        Parameters
+        ----------
+        error : StrataError or None
+            Error of this rank.
+        failed : sequence of int
+            For each rank, 1 if it has an error and 0 if not; equal on all ranks, and at least one is 1.
+        """
         if self._group is None and error is not None:
             raise error
         # Ranks without an error take part too, because a gather is a collective.
@@ -198,6 +222,8 @@ class Channel:
 
         Parameters
         ----------
+        flat : Tensor
+            ``[n]`` numbers of this rank, with the same n on all ranks.
         order : sequence of int
             Order in which ranks are added; by default 0, 1, ...
         dtype : torch.dtype
@@ -226,8 +252,14 @@ def reduce_gradients(
 ) -> None:  # fmt: skip
     """Replace the gradient of each weight by its sum over ranks; all gradients are sent in one flat buffer.
 
-    All ranks must pass the weights in the same order. A missing gradient counts as zeros. `order` and `dtype` are
-    passed to `Channel.sum`.
+    Parameters
+    ----------
+    channel : Channel
+        Channel of the calling thread.
+    weights : sequence of Tensor
+        Weights, in the same order on all ranks. A missing gradient counts as zeros.
+    order, dtype
+        As for `Channel.sum`.
     """
     if channel.ranks == 1 or not weights:
         return
@@ -239,7 +271,19 @@ def reduce_gradients(
 
 
 def average(channel: Channel, values: Sequence[Tensor], share: float, order: Sequence[int] | None = None) -> None:
-    """Replace float32 values by their weighted mean over ranks; `share` is the weight of this rank."""
+    """Replace float32 tensors by their weighted mean over ranks.
+
+    Parameters
+    ----------
+    channel : Channel
+        Channel of the calling thread.
+    values : sequence of Tensor
+        Tensors to replace, in the same order on all ranks.
+    share : float
+        Weight of this rank; the weights of all ranks add up to 1.
+    order : sequence of int, optional
+        As for `Channel.sum`.
+    """
     if channel.ranks == 1 or not values:
         return
     flat = torch.cat([value.reshape(-1) for value in values]).mul_(share)

@@ -23,8 +23,8 @@ from stratarec.errors import ConfigError
 from stratarec.kernels.collate import outside
 from stratarec.kernels.unique import number_distinct
 
-# Number of values that announce a stream: bags, ids, and whether every bag holds one id, so that lengths are not sent.
 WORDS = 3
+"""Number of counts of a request (`RowRequest.counts`), which a rank sends before the request itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class RowRequest:
     bags : int
         Number of bags of a pooled feature; 1 otherwise.
     ids : Tensor
-        Requested rows, numbered as the owner numbers them.
+        ``[N]`` int32 or int64 requested rows, numbered as the owner numbers them.
     lengths : Tensor or None
         ``[bags]`` number of ids of each bag; None if every bag has one id, and for streams without pooling.
     """
@@ -51,8 +51,8 @@ class RowRequest:
         return self.ids.numel() if self.lengths is None else self.bags
 
     @property
-    def announced(self) -> tuple[int, int, int]:
-        """The numbers (`WORDS` of them) that are sent before the request, to announce its size."""
+    def counts(self) -> tuple[int, int, int]:
+        """Number of bags, number of ids, and 1 if every bag has one id, so that lengths are not sent."""
         return self.bags, self.ids.numel(), int(self.lengths is None)
 
 
@@ -74,6 +74,7 @@ class DistinctRows:
 
     @property
     def rows(self) -> int:
+        """Number of distinct rows."""
         return sum(part.numel() for part in self.owned)
 
 
@@ -83,6 +84,7 @@ class Requests:
     Parameters
     ----------
     sharding : Sharding
+        Owners of all rows.
     """
 
     def __init__(self, sharding: Sharding) -> None:
@@ -93,7 +95,19 @@ class Requests:
         self.ids = torch.int64 if large else torch.int32
 
     def split(self, features: KeyedJagged) -> tuple[list[list[RowRequest]], dict[str, DistinctRows]]:
-        """Return the requests to each owner (one per stream), and the distinct rows of tables that exchange rows.
+        """Divide the ids of a batch by the owners of their rows.
+
+        Parameters
+        ----------
+        features : KeyedJagged
+            Ids of this rank's batch.
+
+        Returns
+        -------
+        requests : list of list of RowRequest
+            Requests to each rank, one per stream of this rank's ids.
+        distinct : dict of str to DistinctRows
+            Distinct rows of each table whose rows are exchanged (``travel`` is ``rows``).
 
         Raises
         ------
@@ -147,16 +161,18 @@ class Requests:
         return DistinctRows(owned=owned, places=torch.from_numpy(place_of[places]))
 
     def message(self, asked: Sequence[RowRequest]) -> Tensor:
-        """Return the message with the lengths and ids of requests."""
+        """Return the message to one owner: ``[n]`` lengths and ids of its requests `asked`, one per stream."""
         parts = [part for request in asked for part in (request.lengths, request.ids) if part is not None]
         return torch.cat([part.to(self.ids) for part in parts]) if parts else torch.empty(0, dtype=self.ids)
 
 
-def joined(streams: Sequence[IdStream], asked: Sequence[Sequence[RowRequest]], least: int = 0) -> KeyedJagged:
+def join_requests(streams: Sequence[IdStream], asked: Sequence[Sequence[RowRequest]], least: int = 0) -> KeyedJagged:
     """Join the requests of all ranks into the batch that an owner looks up; bags are in the order of ranks.
 
     Parameters
     ----------
+    streams : sequence of IdStream
+        Streams of ids to this owner.
     asked : sequence of sequence of RowRequest
         Requests of each rank, one per stream.
     least : int
@@ -197,7 +213,19 @@ def _bags(stream: IdStream, asked: Sequence[RowRequest]) -> Tensor:
 def bags_of(features: KeyedJagged, key: str) -> tuple[Tensor, Tensor | None]:
     """Return the ids of a feature and the lengths of its bags, without the empty bags at the end.
 
-    The lengths are None if each bag has one id.
+    Parameters
+    ----------
+    features : KeyedJagged
+        A batch.
+    key : str
+        Name of the feature.
+
+    Returns
+    -------
+    ids : Tensor
+        ``[N]`` ids, a view.
+    lengths : Tensor or None
+        ``[bags]`` int64 number of ids of each bag; None if each bag has one id.
     """
     if key not in features.keys:
         raise ConfigError(f"the batch lacks {key}; it has {', '.join(features.keys)}")
@@ -221,10 +249,18 @@ def _check(ids: Tensor, key: str, table: EmbeddingBagConfig) -> None:
         )
 
 
-def read(message: Tensor, announced: Sequence[int]) -> list[RowRequest]:
-    """Return the requests in the message of a rank; `announced` are the numbers that announced them."""
+def parse_requests(message: Tensor, counts: Sequence[int]) -> list[RowRequest]:
+    """Split the message of one rank into its requests.
+
+    Parameters
+    ----------
+    message : Tensor
+        ``[n]`` lengths and ids, as `Requests.message` returns them.
+    counts : sequence of int
+        ``[S * WORDS]``: `RowRequest.counts` of each stream, which the rank sent before the message.
+    """
     requests, done = [], 0
-    for bags, ids, single in np.array(announced, dtype=np.int64).reshape(-1, WORDS).tolist():
+    for bags, ids, single in np.array(counts, dtype=np.int64).reshape(-1, WORDS).tolist():
         lengths = None if single else message[done : done + bags]
         done += 0 if single else bags
         requests.append(RowRequest(bags=bags, ids=message[done : done + ids], lengths=lengths))
@@ -232,8 +268,14 @@ def read(message: Tensor, announced: Sequence[int]) -> list[RowRequest]:
     return requests
 
 
-def message_sizes(announced: NDArray[np.int64]) -> list[int]:
-    """Return the number of elements of each rank's message, from the announced numbers ``[ranks, S * WORDS]``."""
-    bags, ids, single = announced.reshape(len(announced), -1, WORDS).transpose(2, 0, 1)
+def message_sizes(counts: NDArray[np.int64]) -> list[int]:
+    """Return the number of elements of each rank's message.
+
+    Parameters
+    ----------
+    counts : ndarray
+        ``[ranks, S * WORDS]`` int64: `RowRequest.counts` of each rank and stream.
+    """
+    bags, ids, single = counts.reshape(len(counts), -1, WORDS).transpose(2, 0, 1)
     sizes: list[int] = (ids + bags * (1 - single)).sum(axis=1).tolist()
     return sizes

@@ -39,7 +39,7 @@ class Collective:
 
 
 def measure_network(mesh: Mesh) -> Collective | None:
-    """Measure the latency of collectives with all ranks, in about a second; None with less than three ranks.
+    """Measure the latency of collectives with all ranks of `mesh`, in about a second; None with less than three ranks.
 
     With fewer ranks, the cost of a peer cannot be separated from the latency. Ranks of a test may share processors,
     unlike ranks of a cluster. So the cost of a peer is measured as processor time, and the latency with two ranks only.
@@ -59,10 +59,19 @@ def measure_network(mesh: Mesh) -> Collective | None:
 
 
 def collective_times(channel: Channel, size: int, rounds: int) -> tuple[float, float]:
-    """Return the seconds and the processor seconds of an exchange of `size` bytes with each other rank.
+    """Return the seconds and the processor seconds of an exchange with each other rank.
 
-    Each rank takes the lower quartile of its times over `rounds` rounds, so that late ranks do not count. The results
-    are the maxima over all ranks.
+    Each rank takes the lower quartile of its times, so that late ranks do not count. The results are the maxima over
+    all ranks.
+
+    Parameters
+    ----------
+    channel : Channel
+        Channel to measure; all its ranks call this function.
+    size : int
+        Bytes to send to each rank.
+    rounds : int
+        Number of exchanges.
     """
     message, even = torch.zeros(size * channel.ranks, dtype=torch.uint8), [size] * channel.ranks
     walls, works = [], []
@@ -100,12 +109,18 @@ def emulated_mesh(
     rank: int, hosts: int, local: int, *, by_towers: bool,
     channel: Callable[[int, list[int]], Channel] = lambda rank, members: EchoChannel(rank, len(members)),
 ) -> Mesh:  # fmt: skip
-    """Return the mesh of rank `rank` among `local` ranks on each of `hosts` hosts, without other processes.
+    """Return the mesh of one rank of a cluster, without other processes.
 
     Parameters
     ----------
+    rank : int
+        Number of the rank in the cluster.
+    hosts, local : int
+        Number of hosts, and of ranks on each host.
+    by_towers : bool
+        Whether the mesh is for the exchange by towers.
     channel : callable
-        Returns a channel from the place of the rank among the members of the channel, and the numbers of the members.
+        Returns a channel from the index of the rank among the members of the channel, and the numbers of the members.
     """
     grid = torch.arange(hosts * local).view(hosts, local)
     devices: Any = SimpleNamespace(mesh=grid, size=grid.size)

@@ -210,12 +210,12 @@ def joined(
         If other ranks cannot be reached or have other settings, if a rank fails (on all ranks), or after SIGTERM; names
         the rank that ended.
     """
-    config, size = config or DistributedConfig(), number("WORLD_SIZE", 1)
+    config, size = config or DistributedConfig(), integer_variable("WORLD_SIZE", 1)
     if size == 1:
         yield Mesh.alone()
         return
-    rank = number("RANK", -1)
-    hosts = shape(config, size)
+    rank = integer_variable("RANK", -1)
+    hosts = hosts_and_local_ranks(config, size)
     by_towers = config.by_towers(towers, hosts[0])
     if not 0 <= rank < size:
         raise ConfigError(f"RANK is {rank} of WORLD_SIZE {size}, expected 0 to {size - 1}; start ranks by torchrun")
@@ -223,7 +223,7 @@ def joined(
         _VERSIONS: versions(*_DECISIVE), **(settings or {}), "hosts": hosts[0], "timeout": config.timeout,
         "exchange by towers": by_towers,
     }  # fmt: skip
-    records, store = meet(config, rank, size)
+    records, store = connect_store(config, rank, size)
     roll = RollCall(store, rank, size, holds_store=holds_store(rank))
     mesh: Mesh | None = None
     terminated: Terminated | None = None
@@ -372,8 +372,8 @@ def _interface_of(address: str) -> str:
     return ""
 
 
-def number(name: str, default: int) -> int:
-    """Return the value of an integer environment variable."""
+def integer_variable(name: str, default: int) -> int:
+    """Return the integer in the environment variable `name`; `default` if it is not set."""
     text = os.environ.get(name, str(default))
     try:
         return int(text)
@@ -383,7 +383,7 @@ def number(name: str, default: int) -> int:
 
 def starts() -> int:
     """Return how often torchrun has restarted this rank."""
-    return number("TORCHELASTIC_RESTART_COUNT", 0)
+    return integer_variable("TORCHELASTIC_RESTART_COUNT", 0)
 
 
 def holds_store(rank: int) -> bool:
@@ -391,12 +391,20 @@ def holds_store(rank: int) -> bool:
     return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
-def shape(config: DistributedConfig, size: int) -> tuple[int, int]:
-    """Return the number of hosts, and the number of ranks on each host."""
+def hosts_and_local_ranks(config: DistributedConfig, size: int) -> tuple[int, int]:
+    """Return the number of hosts, and the number of ranks on each host.
+
+    Parameters
+    ----------
+    config : DistributedConfig
+        Its field `hosts`, or else torchrun's variable ``LOCAL_WORLD_SIZE``, determines the result.
+    size : int
+        Number of all ranks.
+    """
     if config.hosts is not None:
         hosts, setting = config.hosts, f"distributed.hosts is {config.hosts}"
     else:
-        local = number("LOCAL_WORLD_SIZE", size)
+        local = integer_variable("LOCAL_WORLD_SIZE", size)
         hosts, setting = size // max(local, 1), f"LOCAL_WORLD_SIZE is {local}"
         hosts = hosts if hosts * local == size else 0
     if not hosts or size % hosts:
@@ -404,10 +412,17 @@ def shape(config: DistributedConfig, size: int) -> tuple[int, int]:
     return hosts, size // hosts
 
 
-def meet(config: DistributedConfig, rank: int, size: int) -> tuple[Store, Store]:
+def connect_store(config: DistributedConfig, rank: int, size: int) -> tuple[Store, Store]:
     """Connect to the rendezvous store; return a view of it that survives restarts, and a view for this start.
 
     Waits only for the process that holds the store.
+
+    Parameters
+    ----------
+    config : DistributedConfig
+        Has the timeout in seconds.
+    rank, size : int
+        Number of this rank, and number of all ranks.
 
     Raises
     ------
@@ -419,7 +434,7 @@ def meet(config: DistributedConfig, rank: int, size: int) -> tuple[Store, Store]
     missing = [name for name in _VARIABLES if name not in os.environ]
     if missing:
         raise ConfigError(f"WORLD_SIZE is {size} but {', '.join(missing)} is not set; start ranks by torchrun")
-    host, port = os.environ["MASTER_ADDR"], number("MASTER_PORT", 0)
+    host, port = os.environ["MASTER_ADDR"], integer_variable("MASTER_PORT", 0)
     listen_towards(host)
     try:
         # torch's `rendezvous` is not used: it waits for all ranks in one call that blocks signals.

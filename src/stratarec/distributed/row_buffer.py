@@ -49,7 +49,15 @@ class RowBuffers:
         self._workspace = update.UpdateWorkspace()
 
     def of(self, features: KeyedJagged, distinct: Mapping[str, DistinctRows]) -> Buffer:
-        """Return the buffer of a batch, with the position of each lookup's row."""
+        """Return the buffer of a batch, with the position of each lookup's row.
+
+        Parameters
+        ----------
+        features : KeyedJagged
+            Ids of the batch.
+        distinct : mapping of str to DistinctRows
+            Distinct rows of each table that the batch needs, as `Requests.split` returns them.
+        """
         counts = [distinct[table.name].rows for table in self.tables]
         first = np.cumsum([0, *counts]).tolist()
         sizes = np.diff(self._layout.table_start)
@@ -81,7 +89,17 @@ class RowBuffers:
         return bags
 
     def sum(self, buffer: Buffer, pooled: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """Return the gradients ``[U, D]`` of rows, given the gradients of the output and of each sequence feature."""
+        """Return the gradients ``[U, D]`` of the distinct rows of a batch.
+
+        Parameters
+        ----------
+        buffer : Buffer
+            Buffer of the batch.
+        pooled : Tensor
+            ``[B, W]`` gradients of the pooled output.
+        rows : sequence of Tensor
+            ``[N, D]`` gradients of the rows of each sequence feature.
+        """
         sums = RECYCLER.empty(buffer.rows, self.width).fill_(_NOTHING)
         empty = np.empty(0, dtype=np.float32)
         # Gradient descent has no state.
@@ -96,6 +114,12 @@ class Buffer:
 
     Parameters
     ----------
+    group : RowBuffers
+        Tables of one width.
+    layout : GroupLayout
+        Layout of these tables, with the rows of each table in the buffer.
+    bags : BagBatch
+        Bags of the batch, with rows of the buffer in place of ids.
     first_row : mapping of str to int
         Table -> its first row in the buffer. The rows of a table are ordered by owner.
     rows : int
@@ -109,7 +133,15 @@ class Buffer:
     rows: int
 
     def pool(self, rows: Tensor, out: Tensor) -> list[Tensor]:
-        """Fill these tables' columns of `out` from rows ``[U, D]``; return the rows of their sequence features."""
+        """Pool the distinct rows of a batch; return the rows ``[N, D]`` of each sequence feature.
+
+        Parameters
+        ----------
+        rows : Tensor
+            ``[U, D]`` distinct rows.
+        out : Tensor
+            ``[B, W]``: receives the pooled rows in the columns of these tables' features.
+        """
         weights = rows.view(-1).numpy()
         bad = pooling.pool(weights, self.layout, self.bags, out)
         assert bad < 0, "ids were checked when they were split"
@@ -122,12 +154,12 @@ class Buffer:
         return sequences
 
     def sum(self, pooled: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """Return the gradients ``[U, D]`` of rows."""
+        """Return the gradients ``[U, D]`` of the distinct rows; the arguments are those of `RowBuffers.sum`."""
         return self.group.sum(self, pooled, rows)
 
 
 def grouped(tables: Sequence[EmbeddingBagConfig], columns: Mapping[str, int]) -> list[RowBuffers]:
-    """Return a `RowBuffers` for each width of the tables."""
+    """Return a `RowBuffers` for each width of the tables; `columns` is the first output column of each feature."""
     widths: dict[int, list[EmbeddingBagConfig]] = {}
     for table in tables:
         widths.setdefault(table.embedding_dim, []).append(table)

@@ -36,7 +36,12 @@ from stratarec.errors import StrataError
 class SharedBatch:
     """Handle of a batch whose rows are in level 0 of all their owners.
 
-    `local` is the handle of this rank's tables; None if it has none.
+    Parameters
+    ----------
+    dispatched : Dispatched
+        Handle of the batch in the exchange.
+    local : Prepared or None
+        Handle of this rank's tables; None if it has no tables.
     """
 
     __slots__ = ("__weakref__", "dispatched", "local")
@@ -70,6 +75,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
         With the exchange by towers, the mesh of this host's ranks. They exchange rows as fp32, and batches have only
         the features of the host's tables.
     optimizer : RowOptimizerConfig
+        Row optimizer of all tables.
     seed : int
         Initial weights are a function of (seed, table name, row), independent of the sharding.
     tiers : TierConfig
@@ -100,14 +106,24 @@ class SharedEngine(LookupEngine[SharedBatch]):
         self.resident = False
 
     def prepare(self, features: KeyedJagged) -> SharedBatch:
-        """Prepare a batch; an error of one rank is raised on all of them."""
+        """Prepare this rank's batch `features`; an error of one rank is raised on all of them."""
         return self._prepare(features, lambda local, asked: local.prepare(asked))
 
     def prepare_now(self, features: KeyedJagged) -> SharedBatch:
         return self._prepare(features, lambda local, asked: local.prepare_now(asked))
 
     def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> SharedBatch:
-        """Prepare a batch ahead of time; waits for other ranks are aborted once `stopped` is true."""
+        """Prepare a batch ahead of time.
+
+        Parameters
+        ----------
+        features : KeyedJagged
+            Ids of this rank's batch.
+        lookahead : int
+            The call waits for the backward pass of the batch `lookahead` + 1 before this one.
+        stopped : callable
+            Waits for other ranks are aborted when it returns true.
+        """
         return self._prepare(features, lambda local, asked: local.prepare_ahead(asked, lookahead, stopped), stopped)
 
     def _prepare(
@@ -162,7 +178,15 @@ class SharedEngine(LookupEngine[SharedBatch]):
         return iter(())
 
     def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
-        """Save every rank's rows in one directory; return the manifest of all ranks."""
+        """Save every rank's rows in one directory; return the manifest of all ranks.
+
+        Parameters
+        ----------
+        directory : Path
+            New directory, equal on all ranks.
+        previous : Path or None
+            Directory of the last save or load; None to write all rows.
+        """
         channel = self.mesh.files
         mine = channel.run_everywhere(
             lambda: self.local.save(directory, previous, self.mesh.rank) if self.local else {}
@@ -173,9 +197,10 @@ class SharedEngine(LookupEngine[SharedBatch]):
         return {**manifest, "groups": [group for part in parts if part for group in part["groups"]]}
 
     def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
-        """Load a checkpoint, row by row if ranks or sharding have changed since it was saved.
+        """Load the checkpoint in `directory`, row by row if ranks or sharding have changed since it was saved.
 
-        Returns why bits may differ from those of the saved run, see `EmbeddingCollection.load`.
+        `manifest` is the result of `save`. Returns why bits may differ from those of the saved run, see
+        `EmbeddingCollection.load`.
         """
         channel = self.mesh.files
         ranks = {int(group["name"].removeprefix("group-")) // RANK_GROUPS for group in manifest["groups"]}
@@ -197,7 +222,17 @@ class SharedEngine(LookupEngine[SharedBatch]):
     def initialize_from(
         self, directory: Path, manifest: Mapping[str, Any], optimizer: RowOptimizerConfig
     ) -> None:  # fmt: skip
-        """Start from the rows of another checkpoint; every rank reads its rows."""
+        """Start from the rows of another run's checkpoint; every rank reads its rows.
+
+        Parameters
+        ----------
+        directory : Path
+            Directory of the tables in the checkpoint.
+        manifest : mapping
+            Result of the other run's `save`.
+        optimizer : RowOptimizerConfig
+            Row optimizer of the other run, with which missed steps are applied.
+        """
 
         def begin() -> None:
             if self.local:
@@ -255,9 +290,11 @@ class SharedRows:
     Parameters
     ----------
     sharding : Sharding
+        Owners of all rows.
     channel : Channel
+        Channel of all ranks, for the calling thread.
     local : Engine or None
-        Engine of this rank's rows.
+        Engine of this rank's rows; None if it has no rows.
     optimizer : RowOptimizerConfig
         Determines the state of rows.
     """
@@ -268,12 +305,12 @@ class SharedRows:
         self._sharding, self._channel, self._local, self._optimizer = sharding, channel, local, optimizer
 
     def table(self, name: str) -> dict[str, Tensor]:
-        """Return a copy of a table's weights and state on every rank."""
+        """Return a copy of weights and state of the table `name`, on every rank."""
         rows = next(table.num_embeddings for table in self._sharding.tables if table.name == name)
         return self.part(name, 0, rows)
 
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Return a copy of weights and state of the rows ``first:last`` on every rank."""
+        """Return a copy of weights and state of rows ``first:last`` of the table `name`, on every rank."""
         sharding, channel = self._sharding, self._channel
         owners, local = sharding.owner(name, np.arange(first, last, dtype=np.int64))
         counts = np.bincount(owners, minlength=channel.ranks).tolist()

@@ -59,11 +59,14 @@ def rows_key(table: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class IdStream:
-    """Ids that are sent to a rank: ids of a pooled feature or of a sequence, or the distinct rows of `table`."""
+    """Ids that are sent to a rank."""
 
     key: str
+    """Name of the feature; `rows_key` of the table for distinct rows."""
     table: EmbeddingBagConfig
+    """Complete table that the ids are rows of."""
     kind: Literal["pooled", "sequence", "rows"]
+    """Ids of a pooled feature, ids of a sequence feature, or distinct rows of the table."""
 
 
 class Sharding:
@@ -74,9 +77,9 @@ class Sharding:
     tables : sequence of EmbeddingBagConfig
         Complete tables.
     places : mapping of str to Place
-        One for each table.
+        Placement of each table, by name.
     ranks : int
-        N.
+        Number of all ranks.
     """
 
     def __init__(self, tables: Sequence[EmbeddingBagConfig], places: Mapping[str, Place], ranks: int) -> None:
@@ -95,12 +98,20 @@ class Sharding:
                 )
 
     def owner(self, table: str, rows: Rows) -> tuple[Rows, Rows]:
-        """Return the rank of each row of a table, and the row's number there."""
+        """Return the rank of each row of a table, and the row's number on that rank; both are ``[n]`` int64.
+
+        Parameters
+        ----------
+        table : str
+            Name of the table.
+        rows : ndarray
+            ``[n]`` int64 rows of the complete table.
+        """
         place = self.places[table]
         return place.first + rows % place.ranks, rows // place.ranks
 
     def rows_on(self, table: EmbeddingBagConfig, rank: int) -> int:
-        """Return the number of rows of a table on a rank."""
+        """Return the number of rows of `table` on rank `rank`; 0 if the rank has none."""
         place = self.places[table.name]
         behind = rank - place.first
         if not 0 <= behind < place.ranks:
@@ -108,7 +119,7 @@ class Sharding:
         return max(-(-(table.num_embeddings - behind) // place.ranks), 0)
 
     def configs(self, rank: int) -> list[EmbeddingBagConfig]:
-        """Return the configurations of the tables with rows on a rank, in the order of all tables."""
+        """Return the configurations of the tables with rows on rank `rank`, in the order of all tables."""
         configs = []
         for table in self.tables:
             rows = self.rows_on(table, rank)
@@ -126,7 +137,7 @@ class Sharding:
         return replace(table, num_embeddings=rows, part=part)
 
     def streams(self, rank: int) -> list[IdStream]:
-        """Return the streams of ids to a rank, in the order of messages."""
+        """Return the streams of ids to rank `rank`, in the order of messages."""
         streams = []
         for table in self.tables:
             if not self.rows_on(table, rank):
@@ -173,7 +184,9 @@ class TableLoad:
     Parameters
     ----------
     name : str
+        Name of the table.
     width : int
+        Floats per row.
     bytes : int
         Memory of all rows with their metadata.
     lookups : float
@@ -199,8 +212,9 @@ class ShardingPlan:
     Parameters
     ----------
     places : mapping of str to Place
+        Placement of each table, by name.
     bytes : tuple of int
-        Memory by rank.
+        Bytes of tables, by rank.
     work : tuple of float
         Bytes of rows that are accessed in a step, by rank.
     sent : tuple of float
@@ -264,6 +278,13 @@ def plan_sharding(
 
     Parameters
     ----------
+    loads : sequence of TableLoad
+        Load of each table.
+    ranks : int
+        Number of ranks.
+    kind : str
+        ``row`` divides the rows of every table among all ranks; ``table`` keeps every table on one rank; ``auto``
+        divides only tables that are too large or too costly for one rank.
     budget_bytes : int
         Memory for tables on each rank; None for no limit.
 
@@ -292,7 +313,15 @@ def plan_sharding(
 
 
 def join_plans(parts: Sequence[ShardingPlan], order: Sequence[str]) -> ShardingPlan:
-    """Combine the plans of single hosts into one plan for all ranks, host after host; tables are in `order`."""
+    """Combine the plans of single hosts into one plan for all ranks.
+
+    Parameters
+    ----------
+    parts : sequence of ShardingPlan
+        Plan of the tables of each host, in the order of hosts.
+    order : sequence of str
+        Names of all tables in the order of the result.
+    """
     places: dict[str, Place] = {}
     first = 0
     for part in parts:
@@ -306,13 +335,21 @@ def join_plans(parts: Sequence[ShardingPlan], order: Sequence[str]) -> ShardingP
     )
 
 
-def travel(load: TableLoad, ranks: int) -> Place:
-    """Return the place of a complete table on rank 0, with the `travel` that sends fewer bytes."""
+def place_whole(load: TableLoad, ranks: int) -> Place:
+    """Return the placement of a complete table on rank 0, with the exchange that sends fewer bytes.
+
+    Parameters
+    ----------
+    load : TableLoad
+        Load of the table.
+    ranks : int
+        Number of ranks that look it up.
+    """
     return Place(first=0, travel="pooled" if load.bags <= load.distinct * ranks else "rows")
 
 
 def rows_sent(loads: Sequence[TableLoad], ranks: int) -> float:
-    """Return how many rows owners send for a batch of all ranks.
+    """Return how many rows owners send for a batch of all `ranks` ranks, given the load of each table.
 
     For each table this is the number of bags, or of the distinct rows of all ranks if that is smaller.
     """
@@ -330,7 +367,7 @@ def _rows_sent(load: TableLoad, place: Place, ranks: int) -> float:
 
 
 def _cost(load: TableLoad, ranks: int) -> float:
-    return _work(load) + _WIRE_FACTOR * _rows_sent(load, travel(load, ranks), ranks)
+    return _work(load) + _WIRE_FACTOR * _rows_sent(load, place_whole(load, ranks), ranks)
 
 
 class _Ranks:
@@ -347,7 +384,7 @@ class _Ranks:
                     self._bytes[rank] += load.bytes / ranks
 
     def put(self, load: TableLoad, rank: int) -> None:
-        place = travel(load, self._ranks)
+        place = place_whole(load, self._ranks)
         self._places[load.name] = Place(first=rank, travel=place.travel)
         self._costs[rank] += _cost(load, self._ranks)
         self._bytes[rank] += load.bytes

@@ -29,7 +29,7 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged, offsets_of, slice_places
 from stratarec.distributed.collectives import Channel, never
 from stratarec.distributed.config import DistributedConfig
-from stratarec.distributed.input_dist import Requests, RowRequest, bags_of, joined, read
+from stratarec.distributed.input_dist import Requests, RowRequest, bags_of, join_requests, parse_requests
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import IdStream, Place, Sharding
 from stratarec.distributed.wire import Span, Wire
@@ -44,10 +44,12 @@ from stratarec.models.towers import TowerNetwork
 
 @dataclass(frozen=True)
 class Arrived:
-    """Requests of all peers to this host's tower, joined, and the number of samples B_s of each peer."""
+    """Requests of all peers to this host's tower."""
 
     request: Request
+    """Joined request of all peers."""
     sizes: list[int]
+    """Number of samples of each peer, B_s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,7 @@ class PeerRequest(Request):
     """Request of this rank. The exchange adds the joined request of all peers to `arrived`, as the only entry."""
 
     samples: int
+    """Number of samples of this rank's batch."""
     arrived: list[Arrived] = field(default_factory=list)
 
 
@@ -68,6 +71,7 @@ class DisaggregatedModel(CTRModel):
     mesh : Mesh
         Mesh for the exchange by towers.
     config : DistributedConfig
+        Sets the wires of tower outputs and their gradients.
     seed : int
         Seed of the rounding noise of wires.
     """
@@ -88,7 +92,7 @@ class DisaggregatedModel(CTRModel):
         self._ranks = mesh.devices.mesh[:, mesh.place // self._peers.ranks].tolist() if mesh.devices else []
 
     def request(self, batch: Batch) -> PeerRequest:
-        """Return the ids to look up; each distinct value of a deduplication group appears once."""
+        """Return the ids of `batch` to look up; each distinct value of a deduplication group appears once."""
         base = super().request(batch)
         return PeerRequest(
             features=base.features, starts=base.starts, shared=base.shared, windows=base.windows, samples=batch.size
@@ -99,6 +103,10 @@ class DisaggregatedModel(CTRModel):
 
         Parameters
         ----------
+        request : PeerRequest
+            Result of `request` for this rank's batch.
+        stopped : callable
+            The wait for other ranks is aborted when it returns true.
         ahead : bool
             Whether the call is on the thread that prepares batches, which has separate connections.
 
@@ -146,8 +154,8 @@ class DisaggregatedModel(CTRModel):
                 pooled.sum() + sum(history.rows.sum() for history in histories) + torch.zeros(0, self.tower.columns)
             )
         widths = [tower.columns for tower in self.towers]
-        hop = Hop(self._peers.rows, self._wires, widths, batch.size, arrived.sizes, step)
-        return list(_ExchangeOutputs.apply(columns, hop))  # type: ignore[no-untyped-call]
+        exchange = PeerExchange(self._peers.rows, self._wires, widths, batch.size, arrived.sizes, step)
+        return list(_ExchangeOutputs.apply(columns, exchange))  # type: ignore[no-untyped-call]
 
 
 def _tower_of(table: EmbeddingBagConfig, towers: Sequence[Any]) -> int:
@@ -159,6 +167,15 @@ def gather_towers(model: CTRModel, optimizer: torch.optim.Optimizer, mesh: Mesh)
     """Copy the weights and optimizer state of every tower to all ranks; a collective.
 
     Each tower is trained only on its own host.
+
+    Parameters
+    ----------
+    model : CTRModel
+        Model of this rank. If its mesh is not one for the exchange by towers, nothing happens.
+    optimizer : torch.optim.Optimizer
+        Optimizer of its network.
+    mesh : Mesh
+        Ranks of the run.
     """
     if mesh.inside is None or mesh.between is None:
         return
@@ -193,11 +210,11 @@ class TowerRequest:
     Parameters
     ----------
     asked : sequence of RowRequest
-        Requests, one per stream.
+        Requests for rows, one per stream.
     samples : int
-        B_s.
+        Number of samples of the peer, B_s.
     runs : Tensor or None
-        ``[R_s]`` samples of each run; None without runs.
+        ``[R_s]`` int64 number of samples of each run; None without runs.
     shared : frozenset of str
         Features with one request per run instead of one per sample.
     windows : mapping of str to HistoryWindows
@@ -211,9 +228,9 @@ class TowerRequest:
     windows: Mapping[str, HistoryWindows]
 
     def message(self, ids: Tensor) -> Tensor:
-        """Return the request as a message; `ids` are the lengths and ids of `asked`."""
+        """Return the request as a flat uint8 message; `ids` are the lengths and ids of `asked` (`Requests.message`)."""
         header = {
-            "announced": [number for request in self.asked for number in request.announced],
+            "counts": [number for request in self.asked for number in request.counts],
             "samples": self.samples,
             "shared": sorted(self.shared),
             "runs": self.runs is not None,
@@ -227,7 +244,7 @@ class TowerRequest:
 
     @classmethod
     def of(cls, message: Tensor) -> TowerRequest:
-        """Return the request in a message."""
+        """Return the request in a message that `TowerRequest.message` returned."""
         header, (ids, *arrays) = unpacked(message)
         parts = iter(arrays)
         runs = next(parts).long() if header["runs"] else None
@@ -237,13 +254,13 @@ class TowerRequest:
             )
             for key, inverse in header["windows"].items()
         }
-        asked = read(ids, header["announced"])
+        asked = parse_requests(ids, header["counts"])
         return cls(
             asked=asked, samples=header["samples"], runs=runs, shared=frozenset(header["shared"]), windows=windows
         )  # fmt: skip
 
     def by_sample(self, streams: Sequence[IdStream]) -> TowerRequest:
-        """Return an equal request without runs, which has an entry for each sample."""
+        """Return an equal request without runs, which has an entry for each sample; `streams` are those of `asked`."""
         if self.runs is None:
             return self
         asked = [
@@ -254,7 +271,7 @@ class TowerRequest:
 
 
 def _repeated(asked: RowRequest, times: Tensor) -> RowRequest:
-    """Repeat each bag `times` times."""
+    """Repeat bag i ``times[i]`` times."""
     if asked.lengths is None:
         return RowRequest(bags=int(times.sum()), ids=asked.ids.repeat_interleave(times))
     lengths = asked.lengths.long()
@@ -264,12 +281,20 @@ def _repeated(asked: RowRequest, times: Tensor) -> RowRequest:
 
 
 def join(parts: Sequence[TowerRequest], streams: Sequence[IdStream]) -> Request:
-    """Join the requests of all peers into one; samples are in the order of the peers."""
+    """Join the requests of all peers into one.
+
+    Parameters
+    ----------
+    parts : sequence of TowerRequest
+        Request of each peer. The samples of the result have the same order.
+    streams : sequence of IdStream
+        Streams of ids to this host's tower.
+    """
     shared = frozenset[str]().union(*(part.shared for part in parts))
     # If peers use runs for different features, all requests are converted to requests without runs.
     if any(part.runs is not None and part.shared != shared for part in parts):
         parts, shared = [part.by_sample(streams) for part in parts], frozenset()
-    features = joined(streams, [part.asked for part in parts], least=sum(part.samples for part in parts))
+    features = join_requests(streams, [part.asked for part in parts], least=sum(part.samples for part in parts))
     starts = None
     if shared:
         sizes = [torch.ones(part.samples, dtype=torch.int64) if part.runs is None else part.runs for part in parts]
@@ -293,7 +318,16 @@ def _joined_windows(parts: Sequence[HistoryWindows], events: Sequence[int]) -> H
 
 
 def messages(request: Request, samples: int, requests: Requests) -> list[Tensor]:
-    """Return the message to each tower for a batch of `samples` samples; `requests` is built for towers, not ranks.
+    """Return the message to each tower for a batch, flat uint8.
+
+    Parameters
+    ----------
+    request : Request
+        Ids of this rank's batch.
+    samples : int
+        Number of samples of the batch.
+    requests : Requests
+        Divides ids by the towers of their tables; a tower takes the place of an owner.
 
     Raises
     ------
@@ -326,7 +360,7 @@ _TYPES = {"int32": torch.int32, "int64": torch.int64}
 
 
 def packed(header: Any, arrays: Sequence[Tensor]) -> Tensor:
-    """Pack a JSON value and integer arrays as flat uint8; `unpacked` is the inverse."""
+    """Pack the JSON value `header` and int32 or int64 `arrays` as flat uint8; `unpacked` is the inverse."""
     shapes = [(str(array.dtype).removeprefix("torch."), array.numel()) for array in arrays]
     head = json.dumps([header, shapes]).encode()
     # Arrays begin at multiples of 8 bytes, as their types require.
@@ -338,7 +372,7 @@ def packed(header: Any, arrays: Sequence[Tensor]) -> Tensor:
 
 
 def unpacked(content: Tensor) -> tuple[Any, list[Tensor]]:
-    """Return the JSON value and the arrays that `packed` packed."""
+    """Return the JSON value and the arrays in `content`, the result of `packed`."""
     length = int(content[:8].clone().view(torch.int64))
     header, shapes = json.loads(content[8 : 8 + length].numpy().tobytes())
     arrays, at = [], 8 + length
@@ -362,8 +396,11 @@ def send_requests(
     failed : StrataError or None
         Error that left this rank without messages, or None.
     peers, everybody : Channel
+        Channel of this rank's peers, and channel of all ranks.
     order : sequence of int
         Numbers of this rank's peers among all ranks.
+    stopped : callable
+        The wait for other ranks is aborted when it returns true.
 
     Raises
     ------
@@ -372,10 +409,10 @@ def send_requests(
     """
     sizes = [message.numel() for message in messages]
     # Sizes and failures in one collective of all ranks, as peers could not stop the others.
-    announced = everybody.gather_ints([failed is not None, *sizes], stopped)
-    if any(numbers[0] for numbers in announced):
-        everybody.raise_everywhere(failed, [numbers[0] for numbers in announced])
-    theirs = [announced[rank][1 + peers.rank] for rank in order]
+    gathered = everybody.gather_ints([failed is not None, *sizes], stopped)
+    if any(numbers[0] for numbers in gathered):
+        everybody.raise_everywhere(failed, [numbers[0] for numbers in gathered])
+    theirs = [gathered[rank][1 + peers.rank] for rank in order]
     received = peers.exchange(torch.cat(list(messages)), sizes, theirs, stopped)
     return list(received.split(theirs))  # type: ignore[no-untyped-call]
 
@@ -387,28 +424,29 @@ class _ExchangeOutputs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, mine: Tensor, hop: Hop) -> tuple[Tensor, ...]:
-        ctx.hop = hop
+    def forward(ctx: Any, mine: Tensor, exchange: PeerExchange) -> tuple[Tensor, ...]:
+        ctx.exchange = exchange
         ctx.set_materialize_grads(True)
-        parts = mine.detach().split(hop.sizes)  # type: ignore[no-untyped-call]
-        return tuple(hop.send(parts, hop.sent, hop.received, hop.wire, "towers"))
+        parts = mine.detach().split(exchange.sizes)  # type: ignore[no-untyped-call]
+        return tuple(exchange.send(parts, exchange.sent, exchange.received, exchange.wire, "towers"))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        hop: Hop = ctx.hop
-        mine = hop.send(gradients, hop.received, hop.sent, hop.gradient_wire, "tower gradients")
+        exchange: PeerExchange = ctx.exchange
+        mine = exchange.send(gradients, exchange.received, exchange.sent, exchange.gradient_wire, "tower gradients")
         return torch.cat(mine), None
 
 
-class Hop:
-    """Exchange of one batch between peers.
+class PeerExchange:
+    """Exchange of the tower outputs of one batch between peers.
 
     Parameters
     ----------
     channel : Channel
         Channel of peers.
-    wire, gradient_wire : Wire
+    wires : tuple of Wire
+        Wire of tower outputs and wire of their gradients.
     columns : sequence of int
         Number of output columns of each tower, W_t.
     samples : int
@@ -416,14 +454,16 @@ class Hop:
     sizes : sequence of int
         Number of samples of each peer, B_s.
     step : int
-        Determines the noise of stochastic rounding.
+        Number of the step, of which the noise of stochastic rounding is a function.
     """
 
     def __init__(
         self, channel: Channel, wires: tuple[Wire, Wire], columns: Sequence[int], samples: int, sizes: Sequence[int],
         step: int,
     ) -> None:  # fmt: skip
-        self.channel, (self.wire, self.gradient_wire), self.step = channel, wires, step
+        self.channel = channel
+        self.wire, self.gradient_wire = wires
+        self.step = step
         self.sizes = list(sizes)
         # Shapes of tower outputs: received from each tower, and sent to each peer.
         self.received = [Span(samples, width) for width in columns]
@@ -432,7 +472,19 @@ class Hop:
     def send(
         self, rows: Sequence[Tensor], sent: Sequence[Span], received: Sequence[Span], wire: Wire, direction: str
     ) -> list[Tensor]:  # fmt: skip
-        """Send rows to each peer, return the rows from each peer; `sent` and `received` are their shapes."""
+        """Send rows to each peer, and return the rows from each peer; a collective of peers.
+
+        Parameters
+        ----------
+        rows : sequence of Tensor
+            Rows for each peer.
+        sent, received : sequence of Span
+            Shape of the rows for each peer, and of the rows from each peer.
+        wire : Wire
+            Encodes the rows.
+        direction : str
+            Name of the direction, of which the noise of stochastic rounding is a function.
+        """
         # Under autocast tower outputs are bfloat16; wires encode float32.
         flat = torch.cat([part.float().reshape(-1) for part in rows])
         message = wire.encode(flat, sent, direction, self.step)

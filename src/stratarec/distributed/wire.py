@@ -33,7 +33,9 @@ class Span(NamedTuple):
     """Adjacent rows of equal width in a message."""
 
     rows: int
+    """Number of rows."""
     width: int
+    """Floats per row."""
 
 
 # The absolute values of a scaled row are below 2 ** 15, and neither a scale nor its inverse is subnormal.
@@ -61,15 +63,26 @@ class Wire:
         self._codecs: dict[int, RecordCodec] = {}
 
     def bytes_of(self, spans: Sequence[Span]) -> int:
-        """Return the bytes of rows on the wire."""
+        """Return the bytes of the rows in `spans` on the wire."""
         return sum(rows * self.row_bytes(width) for rows, width in spans)
 
     def row_bytes(self, width: int) -> int:
-        """Return the bytes of one row."""
+        """Return the bytes of one row of `width` floats on the wire."""
         return 4 * width if self._config is None else self._codec(width).record_bytes
 
     def encode(self, rows: Tensor, spans: Sequence[Span], direction: str, step: int) -> Tensor:
-        """Encode flat float32 `rows` of consecutive `spans` as flat uint8.
+        """Encode rows as flat uint8.
+
+        Parameters
+        ----------
+        rows : Tensor
+            Flat float32 rows.
+        spans : sequence of Span
+            Shapes of these rows, which follow each other.
+        direction : str
+            Name of the direction (such as ``rows`` or ``gradients``), of which the noise is a function.
+        step : int
+            Number of the batch, of which the noise is a function.
 
         Raises
         ------
@@ -101,7 +114,7 @@ class Wire:
         return torch.from_numpy(out)
 
     def decode(self, content: Tensor, spans: Sequence[Span]) -> Tensor:
-        """Decode the output of `encode` to flat float32."""
+        """Decode `content`, the output of `encode`, to flat float32 rows; `spans` are their shapes."""
         if self._config is None:
             return content.view(torch.float32)
         out = np.empty(sum(rows * width for rows, width in spans), dtype=np.float32)
@@ -168,8 +181,12 @@ class Rectangle(NamedTuple):
 class MessageLayout:
     """Layout of the messages that a rank sends to, or receives from, all ranks in one exchange of floats.
 
-    It is built once per batch: `begin` starts the part of the next rank, and `add` appends to this part. Arrays are
-    referred to by number, from 0 to `arrays` - 1.
+    It is built once per batch: `begin` starts the part of the next rank, and `add` appends to this part.
+
+    Parameters
+    ----------
+    arrays : int
+        Number of arrays whose rows are in the messages. They are referred to by number, from 0 to `arrays` - 1.
     """
 
     def __init__(self, arrays: int) -> None:
@@ -183,7 +200,19 @@ class MessageLayout:
         self._spans.append([])
 
     def add(self, array: int, rows: int, width: int, first: int, stride: int) -> None:
-        """Append a rectangle of an array: `first` is its first float, `stride` the floats from row to row."""
+        """Append a rectangle of an array to the current part.
+
+        Parameters
+        ----------
+        array : int
+            Number of the array.
+        rows, width : int
+            Number of rows of the rectangle, and floats per row.
+        first : int
+            Index of its first float in the flat array.
+        stride : int
+            Number of floats in the array from row to row.
+        """
         # Empty rectangles, one for each rank and stream, are skipped.
         if rows:
             self._rectangles[array].append(Rectangle(rows, width, first, stride, self.floats, width))
@@ -191,16 +220,16 @@ class MessageLayout:
             self.floats += rows * width
 
     def sizes(self, wire: Wire) -> list[int]:
-        """Return the number of bytes for each rank."""
+        """Return the number of bytes for each rank if rows are encoded by `wire`."""
         return [wire.bytes_of(spans) for spans in self._spans]
 
     @property
     def spans(self) -> list[Span]:
-        """Return the shapes of all rows, in the order of the message."""
+        """Shapes of all rows, in the order of the message."""
         return [span for spans in self._spans for span in spans]
 
     def pack(self, arrays: Sequence[Tensor]) -> Tensor:
-        """Copy rows of the arrays to a flat float32 message."""
+        """Copy the rows of all `arrays` (float32, by number) to a flat float32 message."""
         # The message need not be zeroed, because rectangles cover it completely.
         message = torch.empty(self.floats)
         for array, parts in zip(arrays, self._copies(), strict=True):
@@ -208,7 +237,7 @@ class MessageLayout:
         return message
 
     def unpack(self, message: Tensor, arrays: Sequence[Tensor]) -> None:
-        """Copy the rows of a message to the arrays."""
+        """Copy the rows of a flat float32 `message` to all `arrays` (float32, by number)."""
         for array, parts in zip(arrays, self._copies(), strict=True):
             copy_parts(message, array, swapped(parts))
 
