@@ -86,7 +86,7 @@ def test_moves_match_the_plain_cache(batches, policy, shape, lookahead):
         lookups = batch_of(ids)
         out = np.full(len(lookups.values), -7, dtype=np.int32)
         done = cache.stage(
-            group(slots), place, state, lookups, out, batch=number, horizon=number - lookahead, workspace=workspace
+            group(slots), place, state, lookups, out, stamp=number, horizon=number - lookahead, workspace=workspace
         )
         outgoing, incoming = cache.moves(place, done, workspace)
         begin = 0
@@ -110,7 +110,7 @@ def test_a_slot_in_use_is_never_evicted():
     def stage(ids: list[int], batch: int, horizon: int) -> cache.Moves:
         lookups = batch_of((ids, []))
         done = cache.stage(
-            group(8), place, state, lookups, np.empty(len(ids), np.int32), batch=batch, horizon=horizon,
+            group(8), place, state, lookups, np.empty(len(ids), np.int32), stamp=batch, horizon=horizon,
             workspace=workspace,
         )  # fmt: skip
         assert not done.stuck.any()
@@ -125,12 +125,12 @@ def test_a_stuck_batch_continues_with_a_later_horizon():
     place = layout("lru", 1, 1, 4)
     state, workspace = cache.CacheState.empty(place), cache.StageWorkspace()
     first = batch_of(([1, 2, 3, 4, 5, 6], []))
-    cache.stage(group(8), place, state, first, np.empty(6, np.int32), batch=0, horizon=-1, workspace=workspace)
+    cache.stage(group(8), place, state, first, np.empty(6, np.int32), stamp=0, horizon=-1, workspace=workspace)
     second, out = batch_of(([10, 11, 12, 13], [])), np.full(4, -7, np.int32)
-    done = cache.stage(group(8), place, state, second, out, batch=1, horizon=0, workspace=workspace)
+    done = cache.stage(group(8), place, state, second, out, stamp=1, horizon=0, workspace=workspace)
     assert done.stuck[0] == 2
     moved = cache.moves(place, done, workspace)
-    done = cache.stage(group(8), place, state, second, out, batch=1, horizon=1, workspace=workspace)
+    done = cache.stage(group(8), place, state, second, out, stamp=1, horizon=1, workspace=workspace)
     outgoing, incoming = (
         np.concatenate([first.rows, then.rows])
         for first, then in zip(moved, cache.moves(place, done, workspace), strict=True)
@@ -145,7 +145,7 @@ def test_a_bad_id_is_reported_and_nothing_moves():
     place = layout("lru", 1, 1, 4)
     state, workspace = cache.CacheState.empty(place), cache.StageWorkspace()
     lookups = batch_of(([1, ROWS[0]], [5]))
-    done = cache.stage(group(8), place, state, lookups, np.empty(3, np.int32), batch=0, horizon=0, workspace=workspace)
+    done = cache.stage(group(8), place, state, lookups, np.empty(3, np.int32), stamp=0, horizon=0, workspace=workspace)
     assert done.bad == 1
     assert (state.tags[:8] == 0).all()
 

@@ -94,7 +94,7 @@ def test_the_swap_moves_the_same_as_its_plain_form(kind: str, width: int, full_s
         lookups = lookups_of(number)
         out = np.empty(len(lookups.values), np.int32)
         done = cache.stage(
-            group_of(width), place, state, lookups, out, batch=number, horizon=number, workspace=workspace
+            group_of(width), place, state, lookups, out, stamp=number, horizon=number, workspace=workspace
         )  # fmt: skip
         released = cache.released(place, done, workspace)
         move_plainly(place, cache.moves(place, done, workspace), form, plain, number)
@@ -116,7 +116,7 @@ def test_an_evicted_row_that_the_codec_cannot_represent_is_named() -> None:
     for number in range(20):
         lookups = lookups_of(number)
         done = cache.stage(
-            group_of(8), place, state, lookups, np.empty(len(lookups.values), np.int32), batch=number, horizon=number,
+            group_of(8), place, state, lookups, np.empty(len(lookups.values), np.int32), stamp=number, horizon=number,
             workspace=workspace,
         )  # fmt: skip
         released = cache.released(place, done, workspace)

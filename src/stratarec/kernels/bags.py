@@ -112,18 +112,18 @@ class GroupLayout:
         return not (self.width | int(np.bitwise_or.reduce(self.column[self.pooled]))) % LANES
 
     def features(self, bags: BagBatch) -> tuple[NDArray[np.int64], ...]:
-        """Return the fields of `Features` for all features."""
+        """Return the fields of `Features` for all features in the batch `bags`."""
         return bags.key, self.base, self.rows, self.column, self.mean, self.sequence
 
     def pooled_features(self, bags: BagBatch) -> tuple[NDArray[np.int64], ...]:
-        """Return the fields of `Features` for the pooled features."""
+        """Return the fields of `Features` for the pooled features in the batch `bags`."""
         if isinstance(self.pooled, slice):
             return self.features(bags)
         return tuple(part[self.pooled] for part in self.features(bags))
 
 
 def lookups_by_table(group: GroupLayout, bags: BagBatch) -> NDArray[np.int64]:
-    """Return the number of lookups of each table in the batch, ``[tables]``."""
+    """Return the number of lookups of each table of `group` in the batch `bags`, ``[tables]`` int64."""
     if bags.offsets is None:
         return np.diff(group.table_start) * bags.batch
     first = bags.key[group.table_features] * bags.batch
@@ -136,13 +136,16 @@ def first_falling(offsets: NDArray[np.int64], total: int) -> int:
 
 
 def first_outside(group: GroupLayout, bags: BagBatch) -> int:
-    """Return the first position in `values` of an id outside its feature's table; -1 if there is none."""
+    """Return the first position in ``bags.values`` of an id outside its table in `group`; -1 if there is none."""
     filled = NO_LIMITS if bags.filled is None else bags.filled
     return int(_first_outside(bags.compiled, filled, bags.key, group.rows, group.sequence))
 
 
 def mark_rows(group: GroupLayout, bags: BagBatch, bits: NDArray[np.uint8]) -> None:
-    """Set the bit of every row of the group that the batch looks up; row r has bit ``r & 7`` of byte ``r >> 3``."""
+    """Set the bit of every row of `group` that the batch `bags` looks up.
+
+    `bits` is uint8; row r of the group has bit ``r & 7`` of byte ``r >> 3``.
+    """
     _mark_rows(bags.compiled, bags.key, group.base, bits)
 
 
@@ -154,10 +157,16 @@ def list_slots(
 
     Parameters
     ----------
+    group : GroupLayout
+        Features of the tables.
+    bags : BagBatch
+        Lookups of the batch.
     order : ndarray
         Positions of the features in the group, in the order of the list; the first `pooled` features are pooled.
     begin : ndarray
         First place in the list of each feature of `order`.
+    pooled : int
+        Number of pooled features in `order`.
     out : sequence of ndarray
         Three int32 arrays to fill, of at least these sizes, or empty if not needed: the row of each lookup in the group
         ``[N]``, the first lookup of each pooled bag ``[pooled * B + 1]``, and the bits of float32 weights ``[N]``.

@@ -93,13 +93,16 @@ class RowIndex(NamedTuple):
 
 
 def take(rows: Tensor, index: RowIndex) -> Tensor:
-    """Return the row of each place, ``[N, W]``, from ``[R, W]``. The gradient is `add_up`, in float32."""
+    """Return the row of each place, ``[N, W]``, given `rows` ``[R, W]``. The gradient is `add_up`, in float32."""
     out: Tensor = _Take.apply(rows, index)
     return out
 
 
 def add_up(values: Tensor, index: RowIndex) -> Tensor:
-    """Return the sum of each row's places, ``[R, W]``, from ``[N, W]``. The gradient is `take`."""
+    """Return the sum of each row's places, ``[R, W]``, given the `values` of all places ``[N, W]``.
+
+    The gradient is `take`.
+    """
     out: Tensor = _AddUp.apply(values, index)
     return out
 

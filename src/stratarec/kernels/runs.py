@@ -62,7 +62,7 @@ class RunColumns:
         return pooled
 
     def fold(self, gradient: Tensor) -> Tensor:
-        """Sum the spans of gradients ``[B, W]`` over the samples of each run; copy the other columns.
+        """Sum the spans of `gradient` ``[B, W]`` over the samples of each run; copy the other columns.
 
         Returns ``[B, W]``; the spans of its rows from R on are undefined.
         """
@@ -76,7 +76,17 @@ class RunColumns:
 
 
 def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
-    """Return ``[rows, W]`` sums of gradients ``[B, W]``: row r sums all b with ``inverse[b] == r``, ascending."""
+    """Return ``[rows, W]`` sums: row r is the sum of ``gradient[b]`` for all b with ``inverse[b] == r``, ascending.
+
+    Parameters
+    ----------
+    gradient : Tensor
+        ``[B, W]`` float32.
+    inverse : Tensor
+        ``[B]`` int32 or int64 row of each sample.
+    rows : int
+        Number of rows.
+    """
     out = RECYCLER.empty(rows, gradient.shape[1])
     _sum_rows(
         team_of(team_threads()), flat(gradient), gradient.shape[1], inverse.numpy(), out.view(-1).numpy(),
@@ -103,7 +113,17 @@ def _pieces(spans: Spans) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) -> Tensor:
-    """Copy the windows of `rows` ``[E, D]`` to ``[U, longest, D]``, with zeros after each window."""
+    """Copy windows of rows to ``[U, longest, D]``, with zeros after each window.
+
+    Parameters
+    ----------
+    rows : Tensor
+        ``[E, D]`` float32.
+    start, length : Tensor
+        ``[U]`` int64: window u is ``rows[start[u]:start[u] + length[u]]``.
+    longest : int
+        At least the largest length.
+    """
     out, threads = RECYCLER.empty(start.numel(), longest, rows.shape[1]), team_threads()
     _gather_windows(
         team_of(threads), flat(rows), rows.shape[1], start.numpy(), length.numpy(), longest,
@@ -115,7 +135,14 @@ def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) ->
 def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int) -> Tensor:
     """Return each value's sum of gradients, ``[E, D]``, over the windows that contain the value, in their order.
 
-    `gradient` is ``[U, longest, D]``.
+    Parameters
+    ----------
+    gradient : Tensor
+        ``[U, longest, D]`` float32 gradient of the output of `gather_windows`.
+    start, length : Tensor
+        ``[U]`` int64 windows, as for `gather_windows`.
+    values : int
+        Number of values, E.
     """
     longest, width = gradient.shape[1:]
     out, threads = RECYCLER.empty(values, width), team_threads()

@@ -154,7 +154,7 @@ class Directory:
             Oldest protected stamp: slots with this stamp or a later one are not evicted.
         """
         return kernel.stage(
-            group, self.layout, self.state, bags, out, batch=stamp, horizon=horizon, workspace=self.workspace
+            group, self.layout, self.state, bags, out, stamp=stamp, horizon=horizon, workspace=self.workspace
         )  # fmt: skip
 
     def undo(self, staging: kernel.Staging) -> None:

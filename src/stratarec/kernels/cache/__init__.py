@@ -41,11 +41,17 @@ class HotSlots:
         return cls(rows=rows, start=np.concatenate([[0], np.cumsum(rows)]).astype(np.int64) + slots)
 
     def locate(self, tables: NDArray[np.int32], ids: Ints) -> Ints:
-        """Return the slot of each (table, id), or -1 if the row is not hot."""
+        """Return the slot of each row, ``[n]`` int64; -1 if the row is not hot.
+
+        Parameters
+        ----------
+        tables, ids : ndarray
+            ``[n]`` int32 index of the row's table, and ``[n]`` int64 row of this table.
+        """
         return np.where(ids < self.rows[tables], self.start[tables] + ids, -1)
 
     def rows_in(self, slots: Ints) -> tuple[Ints, Ints]:
-        """Return the table and the id of the row in each hot slot."""
+        """Return the index of the table and the row of this table in each of `slots`, ``[n]`` int64 hot slots."""
         tables = np.searchsorted(self.start, slots, side="right") - 1
         return tables, slots - self.start[tables]
 
@@ -55,7 +61,9 @@ class CacheLayout:
     """Layout of the slots of all tables; arrays have one entry per table."""
 
     ways: int
+    """Slots of a set."""
     policy: str
+    """Choice of the row to evict, a key of `POLICIES`."""
     rows: Ints
     """Number of rows."""
     first_row: Ints
@@ -63,6 +71,7 @@ class CacheLayout:
     slot_start: Ints
     """``[T + 1]`` first slot."""
     sets: Ints
+    """Number of sets, without those of the overflow area."""
     overflow_sets: Ints
     """Number of sets in the overflow area, which follows the cache sets."""
     noise: RowNoise
@@ -94,7 +103,7 @@ class CacheLayout:
 
 @dataclass(frozen=True)
 class CacheState:
-    """Contents of the slots. `counts` has one entry unless the policy counts uses.
+    """Contents of the slots.
 
     A slot's stamp is the number of the last batch that used or emptied the slot. So a slot that was not stamped since a
     checkpoint is unchanged. Arrays have `lanes.PADDING` entries after the last slot: searches read beyond the last
@@ -102,14 +111,17 @@ class CacheState:
     """
 
     tags: NDArray[np.int32]
+    """``[S + PADDING]`` row of the table in each slot, plus one; 0 for a free slot."""
     stamps: NDArray[np.int32]
+    """``[S + PADDING]`` stamp of each slot; -1 if it was never used."""
     counts: NDArray[np.uint32]
+    """``[S + PADDING]`` uses of the row in each slot; one entry if the policy does not count."""
     reach: Ints
     """Number of overflow sets per table that a lookup must search; 0 if the overflow area is empty."""
 
     @classmethod
     def empty(cls, layout: CacheLayout) -> CacheState:
-        """Return a state in which all slots are free; their stamp -1 is older than any batch."""
+        """Return a state in which all slots of `layout` are free; their stamp -1 is older than any batch."""
         tags, stamps = (allocate(layout.slots + PADDING).view(np.int32) for _ in range(2))
         stamps.fill(-1)
         return cls(
@@ -126,15 +138,19 @@ class CacheState:
 
 @dataclass(frozen=True, kw_only=True)
 class Moves:
-    """Rows to move between level 0 and the store; each move has a row of the group, a slot, a table and a noise key.
+    """Rows to move between level 0 and the store; arrays have one entry per move.
 
     Released rows come first; otherwise moves are ordered by table.
     """
 
     rows: Ints
+    """Row of the group."""
     slots: Ints
+    """Slot that the row leaves or gets."""
     tables: NDArray[np.int32]
+    """Index of the row's table in the group."""
     keys: NDArray[np.uint64]
+    """Key of the row's noise."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -183,7 +199,15 @@ class StageWorkspace:
     _planned: bytes = b""
 
     def prepare(self, lookups: Ints, layout: CacheLayout) -> dict[str, NDArray[np.int64]]:
-        """Return lists with room for every lookup and every overflow slot of each table."""
+        """Return lists with room for every lookup and every overflow slot of each table.
+
+        Parameters
+        ----------
+        lookups : ndarray
+            ``[T]`` int64 number of lookups of each table in the batch.
+        layout : CacheLayout
+            Slots of the tables.
+        """
         if lookups.tobytes() == self._planned:
             return self.arrays
         self._planned = lookups.tobytes()
@@ -200,27 +224,44 @@ def stage(
     group: GroupLayout,
     layout: CacheLayout,
     state: CacheState,
-    lookups: BagBatch,
+    bags: BagBatch,
     out: NDArray[np.int32],
     *,
-    batch: int,
+    stamp: int,
     horizon: int,
     workspace: StageWorkspace,
 ) -> Staging:
-    """Assign a slot to every id of the batch.
+    """Assign a slot to every id of the batch, and list the rows to move.
 
-    `out` receives each slot relative to the first slot of its table, or -1 if no slot is free. A slot is reused only if
-    its stamp is below `horizon`; with lookahead k, the horizon is ``batch - k``. Moves depend only on the sequence of
-    batches and horizons. Until a row has moved, `undo` reverts the assignment.
+    Moves depend only on the sequence of batches and horizons. Until a row has moved, `undo` reverts the assignment.
+
+    Parameters
+    ----------
+    group : GroupLayout
+        Features of the tables.
+    layout : CacheLayout
+        Slots of the tables.
+    state : CacheState
+        Contents of the slots, which change.
+    bags : BagBatch
+        Lookups of the batch.
+    out : ndarray
+        ``[N]`` int32: receives each slot relative to the first slot of its table, or -1 if no slot is free.
+    stamp : int
+        Stamp of the batch, which its slots get.
+    horizon : int
+        A slot is reused only if its stamp is below this one; with lookahead k it is ``stamp - k``.
+    workspace : StageWorkspace
+        Receives the lists of moves.
     """
     tables = len(layout.sets)
     none = np.zeros((4, tables), dtype=np.int64)
     done = Staging(rows_in=none[0], victims=none[1], released=none[2], stuck=none[3], reach=state.reach.copy())
-    lists = workspace.prepare(lookups_by_table(group, lookups), layout)
+    lists = workspace.prepare(lookups_by_table(group, bags), layout)
     bad = np.full(tables, -1, dtype=np.int64)
     cpu.stage(
-        team_of(team_threads()), (lookups.compiled, lookups.key, group.table_start, group.table_features),
-        layout.places, (state.tags, state.stamps, state.counts, state.reach), (batch, horizon),
+        team_of(team_threads()), (bags.compiled, bags.key, group.table_start, group.table_features),
+        layout.places, (state.tags, state.stamps, state.counts, state.reach), (stamp, horizon),
         (workspace.room, workspace.order, *lists.values()),
         (done.rows_in, done.victims, done.released, done.stuck, bad), out,
     )  # fmt: skip
@@ -230,9 +271,10 @@ def stage(
 
 
 def undo(state: CacheState, staging: Staging, workspace: StageWorkspace) -> None:
-    """Revert the assignment of slots by `stage`; no row may have moved since.
+    """Revert the assignment of slots by the call of `stage` that returned `staging`; no row may have moved since.
 
-    Stamps are not restored. So a row may stay in its slot one batch longer than if `stage` had not been called.
+    `state` and `workspace` are the arguments of that call. Stamps are not restored. So a row may stay in its slot one
+    batch longer than if `stage` had not been called.
     """
     lists = workspace.arrays
     for table, first in enumerate(workspace.room[:-1]):
@@ -245,12 +287,18 @@ def undo(state: CacheState, staging: Staging, workspace: StageWorkspace) -> None
 
 
 def released(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -> Moves:
-    """Return the rows removed from the overflow area. They must be written back before rows are fetched."""
+    """Return the rows removed from the overflow area. They must be written back before rows are fetched.
+
+    `staging` is the result of `stage`; `layout` and `workspace` are its arguments.
+    """
     return _moves(layout, workspace, staging.released.sum(), ("out_row", "out_slot", staging.released))
 
 
 def moves(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -> tuple[Moves, Moves]:
-    """Return all rows to write back and all rows to fetch; rows must be written back first."""
+    """Return all rows to write back and all rows to fetch; rows must be written back first.
+
+    `staging` is the result of `stage`; `layout` and `workspace` are its arguments.
+    """
     victims = ("in_victim", "in_slot", staging.rows_in)
     outgoing = _moves(layout, workspace, staging.rows_out, ("out_row", "out_slot", staging.released), victims)
     return outgoing, _moves(layout, workspace, staging.rows_in.sum(), ("in_row", "in_slot", staging.rows_in))
@@ -273,12 +321,18 @@ def _moves(layout: CacheLayout, workspace: StageWorkspace, total: int, *lists: t
 
 
 def row_keys(layout: CacheLayout, tables: NDArray[np.int32], ids: Ints) -> NDArray[np.uint64]:
-    """Return the noise key of each (table, id), a function of seed, table name and id."""
+    """Return the noise key of each row, ``[n]`` uint64, a function of seed, table name and row.
+
+    `tables` and `ids` are as in `HotSlots.locate`.
+    """
     return cpu.row_keys(tuple(layout.noise), tables, ids)  # type: ignore[no-any-return]
 
 
 def locate(layout: CacheLayout, state: CacheState, tables: NDArray[np.int32], ids: Ints) -> Ints:
-    """Return the slot of each (table, id), or -1 if the row is not resident; stamps do not change."""
+    """Return the slot of each row, ``[n]`` int64; -1 if the row is in no slot. Stamps do not change.
+
+    `tables` and `ids` are as in `HotSlots.locate`.
+    """
     out = np.empty(len(ids), dtype=np.int64)
     places = layout.slot_start, layout.sets, layout.overflow_sets, layout.ways
     cpu.locate(ids, tables, places, state.reach, state.tags, out)
@@ -296,10 +350,16 @@ def initialize(
 
     Parameters
     ----------
+    layout : CacheLayout
+        Keys and bounds of the tables' initial weights.
+    incoming : Moves
+        Rows to fetch, n of them.
     absent : ndarray
-        Whether each of the `incoming` rows was never written.
+        ``[n]`` bool: whether a row was never written.
     level : tuple of ndarray
         Weights, row state, full state and clocks of all slots; the arrays of unused state are empty.
+    width : int
+        Floats per row.
     """
     weights, full_state = level[0], level[2]
     cpu.initialize(

@@ -24,7 +24,11 @@ def pool(weights: Floats, group: GroupLayout, bags: BagBatch, out: Tensor) -> in
     Parameters
     ----------
     weights : ndarray
-        ``[R * D]`` float32.
+        ``[R * D]`` float32 rows of the group.
+    group : GroupLayout
+        Features of the tables.
+    bags : BagBatch
+        Lookups of a batch.
     out : Tensor
         ``[B, columns]`` float32, contiguous; its device determines the kernel.
 
@@ -39,14 +43,20 @@ def pool(weights: Floats, group: GroupLayout, bags: BagBatch, out: Tensor) -> in
 
 
 def gather(weights: Floats, group: GroupLayout, bags: BagBatch, feature: int, out: Tensor) -> int:
-    """Copy the row of each id of one sequence feature to `out`, ``[N, D]``; return the same as `pool`."""
+    """Copy the row of each id of one sequence feature to `out`, ``[N, D]``; return the same as `pool`.
+
+    `feature` is the index of the feature in the group. The other arguments are those of `pool`.
+    """
     first, last = bags.span(feature)
     bad = int(backend(_BACKENDS, out).gather(weights, group, bags.values[first:last], feature, out))
     return bad if bad < 0 else first + bad
 
 
 def weight_gradient(weights: Floats, group: GroupLayout, bags: BagBatch, gradient: Tensor, out: Tensor) -> None:
-    """Add the gradient of the weight of each pooled lookup to ``out[N]``, given the gradient of the pooled output."""
+    """Add the gradient of the weight of each pooled lookup to `out`, ``[N]`` float32.
+
+    `gradient` is the gradient of the pooled output, ``[B, columns]`` float32. The other arguments are those of `pool`.
+    """
     if not _pools_nothing(group, bags):
         backend(_BACKENDS, out).weight_gradient(weights, group, bags, gradient, out)
 

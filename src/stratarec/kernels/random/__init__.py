@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 
 def table_key(seed: int, table: str) -> int:
-    """Return the 64-bit key of a table's noise. Keys differ between seeds and between table names."""
+    """Return the 64-bit key of the noise of a table, given the run's seed and the name of the table.
+
+    Keys differ between seeds and between names.
+    """
     # By name, not by position: a table keeps its initial rows when other tables are added or reordered.
     return xxhash.xxh3_64_intdigest(table.encode(), seed=seed & ((1 << 64) - 1))
 
@@ -33,7 +36,7 @@ class RowNoise(NamedTuple):
 
     @classmethod
     def of(cls, keys: Sequence[int], first: Sequence[int], stride: Sequence[int]) -> RowNoise:
-        """Build from sequences with one number per table."""
+        """Build from sequences with one number per table, which become `key`, `first` and `stride`."""
         return cls(*(np.array(numbers, dtype=np.uint64) for numbers in (keys, first, stride)))
 
 
@@ -48,6 +51,10 @@ def fill_uniform(
         ``[R, D]`` float32, C-contiguous.
     key : int
         Key from `table_key`.
+    first_row, stride : int
+        Row r of `out` is row ``first_row + r * stride`` of the complete table.
+    low, high : float
+        Limits of the noise.
     """
     from stratarec.kernels.random import cpu  # `prepare` only needs hashes, and Numba takes a second to load
 

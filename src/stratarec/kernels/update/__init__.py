@@ -41,8 +41,24 @@ class Gradients(NamedTuple):
 class RowUpdate:
     """Kind of a row optimizer, and its parameters at one step.
 
-    If `decoupled`, decay shrinks the weights; otherwise it is added to the gradient. Summed gradients are multiplied by
-    `scale`.
+    Parameters
+    ----------
+    kind : str
+        A key of `rules.KINDS`.
+    rate : float
+        Learning rate of this step.
+    eps : float
+        Added to the square root of the second moment.
+    decay : float
+        Strength of weight decay.
+    decoupled : bool
+        Whether decay shrinks the weights. If false, it is added to the gradient.
+    beta1, beta2 : float
+        Decay of Adam's moments.
+    step : int
+        Number of this step, from 1, for Adam's bias correction.
+    scale : float
+        Factor on summed gradients.
     """
 
     kind: str
@@ -125,6 +141,18 @@ def update(
 
     Parameters
     ----------
+    slots : Slots
+        Weights, optimizer state and clocks of the group's rows.
+    group : GroupLayout
+        Features of the tables.
+    bags : BagBatch
+        Lookups of the batch.
+    gradients : Gradients
+        Gradients of the pooled and the gathered rows; their device determines the kernel.
+    rule : RowUpdate
+        Parameters of this step.
+    workspace : UpdateWorkspace
+        Scratch memory of the group.
     missed : Missed or None
         The steps before this one; None if rows have no clocks.
 
@@ -140,6 +168,8 @@ def square_norms(
 ) -> NDArray[np.float64]:
     """Return for each table the sum of squares of the summed gradients of the batch's rows, ``[tables]``.
 
+    The arguments are those of `update`.
+
     Notes
     -----
     The bits depend neither on the number of threads nor on the slots of rows: the squares of a table's rows are added
@@ -150,7 +180,7 @@ def square_norms(
 
 
 def step_numbers(rule: RowUpdate) -> tuple[float, ...]:
-    """Return the numbers of a step, one row of `Missed.numbers`."""
+    """Return the numbers of the step with this `rule`, one row of `Missed.numbers`."""
     return tuple(rules.step_numbers(rule))  # type: ignore[no-untyped-call]
 
 
@@ -158,6 +188,8 @@ def apply_missed_steps(
     slots: Slots, group: GroupLayout, bags: BagBatch, missed: Missed, workspace: UpdateWorkspace
 ) -> None:
     """Apply missed steps to the rows that a batch looks up; ids outside their table are skipped.
+
+    The arguments are those of `update`.
 
     Notes
     -----
@@ -168,5 +200,5 @@ def apply_missed_steps(
 
 
 def apply_missed_steps_to_range(slots: Slots, width: int, first: int, last: int, missed: Missed) -> None:
-    """Apply missed steps to the rows ``first:last``."""
+    """Apply missed steps to rows ``first:last`` of `slots`, which have `width` floats each."""
     cpu.apply_missed_steps_to_range(slots, width, first, last, missed)  # type: ignore[no-untyped-call]
