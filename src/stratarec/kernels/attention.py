@@ -48,6 +48,7 @@ class Pairs:
 
     @property
     def samples(self) -> int:
+        """Number of samples, B."""
         return self.first.numel()
 
     @cached_property
@@ -59,7 +60,15 @@ class Pairs:
         return int(self.offsets[-1])
 
     def check(self, samples: Tensor | None, events: Tensor) -> None:
-        """Raise `ConfigError` unless the shapes fit and the event of every pair exists."""
+        """Raise `ConfigError` unless the shapes fit and the event of every pair exists.
+
+        Parameters
+        ----------
+        samples : Tensor or None
+            ``[B, D]`` vectors of samples; None to check only the events.
+        events : Tensor
+            ``[E, D]`` vectors of events.
+        """
         ends = self.first + self.offsets.diff()
         last = int(ends.max()) if self.samples else 0
         if (samples is not None and samples.shape != (self.samples, events.shape[1])) or last > len(events):
@@ -71,14 +80,24 @@ class Pairs:
 
 
 class DevicePairs(NamedTuple):
-    """Pairs on a device: the sample and the event of every pair. There may be more pairs, which are in no list."""
+    """Pairs on a device. There may be more pairs, which are in no list."""
 
     samples: RowIndex
+    """Sample of every pair, and the pairs of every sample."""
     events: RowIndex
+    """Event of every pair, and the pairs of every event."""
 
 
 def pair_sums(samples: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Tensor:
-    """Return ``samples[b] + events[e]`` of every pair, ``[N, D]`` float32."""
+    """Return ``samples[b] + events[e]`` of every pair of a sample b and an event e, ``[N, D]`` float32.
+
+    Parameters
+    ----------
+    samples, events : Tensor
+        ``[B, D]`` and ``[E, D]`` vectors.
+    pairs : Pairs or DevicePairs
+        The pairs, on the device of the vectors.
+    """
     if isinstance(pairs, DevicePairs):
         return take_rows(samples.float(), pairs.samples) + take_rows(events.float(), pairs.events)
     pairs.check(samples, events)
@@ -87,7 +106,7 @@ def pair_sums(samples: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Te
 
 
 def pair_products(samples: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Tensor:
-    """Return ``samples[b] * events[e]`` of every pair, ``[N, D]`` float32."""
+    """Return ``samples[b] * events[e]`` of every pair, ``[N, D]`` float32; the arguments are those of `pair_sums`."""
     if isinstance(pairs, DevicePairs):
         return take_rows(samples.float(), pairs.samples) * take_rows(events.float(), pairs.events)
     pairs.check(samples, events)
@@ -98,7 +117,7 @@ def pair_products(samples: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -
 def pair_pool(weights: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Tensor:
     """Return for each sample the sum of ``weights[p] * events[e]`` over its pairs, ``[B, D]`` float32.
 
-    The sum of a sample without pairs is zero.
+    The sum of a sample without pairs is zero. `weights` is ``[N]``; the other arguments are those of `pair_sums`.
     """
     if isinstance(pairs, DevicePairs):
         return add_up(weights.float().unsqueeze(1) * take_rows(events.float(), pairs.events), pairs.samples)

@@ -25,7 +25,7 @@ def sum_parts(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def sum_rows(values: NDArray[np.float32], rows: NDArray[np.uint64], *, width: int) -> NDArray[np.float32]:
-    """Sum the given rows of flat `values`, which has rows of `width` numbers, in equal parts on all threads."""
+    """Sum `rows` of flat `values`, which has rows of `width` numbers, in equal parts on all threads."""
     if len(rows) and int(rows.max()) * width + width > len(values):
         raise ConfigError(f"row {rows.max()} of width {width} is outside {len(values)} values")
     out = np.empty(use_torch_threads() * _PARTS_PER_THREAD, dtype=np.float32)
@@ -34,9 +34,10 @@ def sum_rows(values: NDArray[np.float32], rows: NDArray[np.uint64], *, width: in
 
 
 def read_blocks(descriptor: int, buffer: NDArray[np.uint8], offsets: NDArray[np.int64]) -> int:
-    """Read ``len(buffer)`` bytes of a file at each offset into `buffer`, without holding the interpreter's lock.
+    """Read ``len(buffer)`` bytes of the open file `descriptor` at each of `offsets` (bytes) into `buffer`.
 
-    If the descriptor was opened for direct I/O, `buffer` and `offsets` must be aligned to the device's blocks.
+    The interpreter's lock is not held. If the descriptor was opened for direct I/O, `buffer` and `offsets` must be
+    aligned to the device's blocks.
 
     Returns
     -------

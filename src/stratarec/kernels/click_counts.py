@@ -73,7 +73,15 @@ class Lookback:
         return self._first[0][used], self._first[1][used]
 
     def set_firsts(self, items: Hashes, times: NDArray[np.int64]) -> None:
-        """Set the first clicks of items from another log; hashes are distinct. Nothing may be counted yet."""
+        """Set the first clicks of items from another log. Nothing may be counted yet.
+
+        Parameters
+        ----------
+        items : ndarray
+            ``[n]`` uint64 distinct hashes of items.
+        times : ndarray
+            ``[n]`` int64 time of the first click of each item.
+        """
         size = _size(len(items))
         self._first = np.zeros(size, np.uint64), np.zeros(size, np.int64)
         _move_first(items | np.uint64(1), times, *self._first)
@@ -83,6 +91,8 @@ class Lookback:
 
         Parameters
         ----------
+        clicks : Clicks
+            N clicks, in order of time.
         shown : ndarray
             ``[N, K]`` hashes of items; 0 where no item is shown.
 

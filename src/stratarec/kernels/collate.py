@@ -53,7 +53,10 @@ def spread_rows(
 
 
 def fill_runs(words: NDArray[np.int32], column: int, values: NDArray[np.int32], sizes: NDArray[np.int32]) -> None:
-    """Set a column of C-contiguous `words`: the first ``sizes[0]`` rows to ``values[0]``, and so on for all rows."""
+    """Set column number `column` of C-contiguous `words` ``[M, W]``.
+
+    The first ``sizes[0]`` rows get ``values[0]``, the next ``sizes[1]`` rows ``values[1]``, and so on for all M rows.
+    """
     _fill_runs(words.reshape(-1), words.shape[1], column, values, sizes)
 
 
@@ -128,7 +131,19 @@ def take_bags(
 def end_bags(
     values: NDArray[np.int32], width: int, missing: bool, lists: Sequence[Lists], rows: NDArray[Any]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
-    """Complete bags, as `take_bags` returns them; `values` has the ids of `width` columns, then room for the lists."""
+    """Complete bags whose columns of single ids are gathered already, and return them as `take_bags` does.
+
+    Parameters
+    ----------
+    values : ndarray
+        ``[width * B + room]`` int32: the ids of the columns, then room for the ids of all lists.
+    width : int
+        Number of columns of single ids.
+    missing : bool
+        Whether any of these ids is negative, so that its bag is empty.
+    lists, rows
+        As for `take_bags`.
+    """
     if not missing and not lists:
         return values, None
     size = len(rows)
@@ -140,12 +155,14 @@ def end_bags(
 
 
 def take_weights(lists: Sequence[Lists | None], rows: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the weight of each id of the bags that `end_bags` built from `rows`, ``[N]``; ids without a weight have 1.
+    """Return the weight of each id of the bags that `end_bags` built, ``[N]`` float32; ids without a weight have 1.
 
     Parameters
     ----------
     lists : sequence of Lists or None
         Weights of each list column, or None for a column without weights. Bags of list columns follow all others.
+    rows : ndarray
+        ``[B]`` rows from which the bags were built.
     offsets : ndarray
         Offsets from `end_bags`.
     """
@@ -160,7 +177,14 @@ def take_weights(lists: Sequence[Lists | None], rows: NDArray[Any], offsets: NDA
 
 
 def join_windows(lists: Lists, rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-    """Copy the windows `rows` of a list column; values where windows overlap are copied once.
+    """Copy the windows in some rows of a list column; values where windows overlap are copied once.
+
+    Parameters
+    ----------
+    lists : Lists
+        The column.
+    rows : ndarray
+        ``[U]`` integers, not checked.
 
     Returns
     -------

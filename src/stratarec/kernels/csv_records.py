@@ -33,9 +33,16 @@ class Records(NamedTuple):
 
 
 def split(content: NDArray[np.uint8], delimiter: int, quote: int) -> Records:
-    """Return the complete records of `content`, ``[N]`` uint8; text after the last line end is ignored.
+    """Return the complete records of a block of text; text after the last line end is ignored.
 
-    If `quote` is -1, nothing is quoted.
+    Parameters
+    ----------
+    content : ndarray
+        ``[N]`` uint8 bytes of the text.
+    delimiter : int
+        Byte between fields.
+    quote : int
+        Byte that begins and ends a quoted field; -1 if nothing is quoted.
     """
     most = int(np.count_nonzero(content == ord("\n")))
     ends, lines = np.empty(most, np.int64), np.empty(most, np.int64)

@@ -53,7 +53,13 @@ class ProbeState(NamedTuple):
 
 
 def new_state(features: int, codes: int, numbers: int) -> ProbeState:
-    """Return the beliefs before the first sample."""
+    """Return the beliefs before the first sample.
+
+    Parameters
+    ----------
+    features, codes, numbers : int
+        Number of features F, of codes of a feature's values K, and of numbers Q.
+    """
     pairs = features * (features - 1) // 2
     state = ProbeState(
         numbers=np.zeros((2, numbers)), values=np.zeros((3, features, codes)),
@@ -72,8 +78,10 @@ def observe(
 
     Parameters
     ----------
+    state : ProbeState
+        Beliefs and tests, which change.
     codes : ndarray
-        ``[B, F]`` codes below K.
+        ``[B, F]`` int64 codes of values, from 0 to K - 1.
     numbers : ndarray
         ``[B, Q]``; a column of ones has the bias as its weight.
     labels : ndarray

@@ -20,7 +20,7 @@ def parts_of(rectangles: Sequence[tuple[int, int, int, int, int, int]]) -> Parts
 
 
 def swapped(parts: Parts) -> Parts:
-    """Return the rectangles with source and target exchanged."""
+    """Return the rectangles `parts` with source and target exchanged."""
     return parts[:, [0, 1, 4, 5, 2, 3]]
 
 

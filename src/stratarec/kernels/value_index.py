@@ -75,7 +75,13 @@ class Query(NamedTuple):
 
 
 class ValueIndex:
-    """Index of the values of several vocabularies. It takes about 20 bytes per value, and the bytes of texts."""
+    """Index of the values of several vocabularies. It takes about 20 bytes per value, and the bytes of texts.
+
+    Parameters
+    ----------
+    vocabularies : sequence of VocabularyKeys
+        Values of each vocabulary.
+    """
 
     def __init__(self, vocabularies: Sequence[VocabularyKeys]) -> None:
         keys = [part.hashes for part in vocabularies]
@@ -96,7 +102,7 @@ class ValueIndex:
         )  # fmt: skip
 
     def find(self, query: Query) -> NDArray[np.int32]:
-        """Return the ids of all values, feature after feature."""
+        """Return the ids of all values of `query`, feature after feature, ``[N]`` int32."""
         ids = np.empty(int(query.counts.sum()), dtype=np.int32)
         _find(tuple(query[:4]), tuple(query.texts), self._arrays, ids)
         return ids

@@ -24,14 +24,14 @@ def _is_serial(size: int) -> bool:
 
 
 def test_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return the bit of each row, ``[n]`` bool."""
+    """Return the bit in `bits` of each of `rows`, ``[n]`` bool."""
     is_set = np.empty(len(rows), np.bool_)
     cpu.test_bits(bits, rows, is_set)
     return is_set
 
 
 def set_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
-    """Set the bit of each row."""
+    """Set the bit in `bits` of each of `rows`."""
     cpu.set_bits(bits, rows)
 
 
@@ -65,8 +65,8 @@ def exchange(
 ) -> NDArray[np.bool_]:
     """Set ``array[outgoing] = out_records`` and both bits of these rows; then set ``in_records = array[incoming]``.
 
-    Rows whose first bit is not set are not read. One call replaces `scatter`, two `set_bits`, `test_bits` and `gather`,
-    because each call takes the interpreter's lock again.
+    `bits` are two arrays of bits. Rows whose first bit is not set are not read. One call replaces `scatter`, two
+    `set_bits`, `test_bits` and `gather`, because each call takes the interpreter's lock again.
 
     Returns
     -------

@@ -26,11 +26,16 @@ class Shape(NamedTuple):
     """Sizes of blocks and segments, for kernels."""
 
     block_words: int
+    """64-bit words of a block."""
     cell_words: int
+    """64-bit words of a cell."""
     per_block: int
+    """Cells of a block."""
     record_bytes: int
     tag_words: int
+    """64-bit words of a cell's checksum and tag."""
     segment_blocks: int
+    """Blocks of a segment."""
 
 
 class Buffer(NamedTuple):
@@ -70,6 +75,7 @@ class ReadRequest(NamedTuple):
     entries: NDArray[np.int64]
     """``[m]``: index of each cell in `rows` and `out`."""
     rows: NDArray[np.int64]
+    """Row of each record, which its tag must have."""
     out: NDArray[np.uint8]
     """Flat bytes, one record per entry of `rows`."""
 
@@ -88,5 +94,5 @@ class ReadBuffers(NamedTuple):
 
 
 def as_bytes(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """View 64-bit words as bytes."""
+    """View 64-bit `words` as bytes."""
     return words.view(np.uint8)

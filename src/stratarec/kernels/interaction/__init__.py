@@ -74,7 +74,17 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def split_columns(shared: tuple[bool, ...], *, dense: bool, width: int) -> tuple[Tensor, Tensor]:
-    """Return which columns of `dot_interaction` the two outputs of `run_interaction` contain, in their order."""
+    """Return which columns of `dot_interaction` the two outputs of `run_interaction` contain, in their order.
+
+    Parameters
+    ----------
+    shared : tuple of bool
+        ``[F]``, whether the samples of a run share the feature's vector.
+    dense : bool
+        Whether there is a dense vector.
+    width : int
+        Floats of a vector, D.
+    """
     first = int(dense)
     per_sample = [*range(first), *(first + f for f, flag in enumerate(shared) if not flag)]
     per_run = [first + f for f, flag in enumerate(shared) if flag]

@@ -45,7 +45,7 @@ class Transfers:
     """Why the system refused pinned memory; empty if it did not."""
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return a tensor on the host that can be copied to the device without an intermediate copy."""
+        """Return a tensor of this shape and `dtype` on the host, which is copied to the device without another copy."""
         return RECYCLER.empty(*shape) if dtype == torch.float32 else torch.empty(shape, dtype=dtype)
 
     def is_pinned(self, host: Tensor) -> bool:
@@ -53,11 +53,11 @@ class Transfers:
         return False
 
     def up(self, host: Tensor) -> Tensor:
-        """Return a copy on the device; operations that are queued on the current stream from now on may use it."""
+        """Return a copy of `host` on the device, for operations that are queued on the current stream from now on."""
         return host
 
     def down(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return a copy on the host, which is valid once `wait` has returned; in the pinned tensor `out` if given."""
+        """Return a copy of `tensor` on the host, which is valid once `wait` has returned; in pinned `out` if given."""
         return tensor
 
     def wait(self) -> None:
@@ -302,7 +302,13 @@ def backend(modules: Mapping[str, Any], tensor: Tensor) -> Any:
 
 
 def open_device(name: str, field: str = "train.device") -> torch.device:
-    """Return the device called `name`; raise `ConfigError` if this machine or torch does not have it."""
+    """Return the device called `name`, such as ``cpu`` or ``cuda:1``.
+
+    Raises
+    ------
+    ConfigError
+        If this machine or torch does not have the device. The message calls the setting `field`.
+    """
     if name == "cpu":
         return CPU
     try:
@@ -367,9 +373,21 @@ _DEVICE_ERRORS = ("CUDA error", "cuDNN error", "Triton Error")
 
 @contextmanager
 def device_errors(device: torch.device, batch_size: int, fitting: Callable[[], int]) -> Iterator[None]:
-    """Report an error of the device in one line.
+    """Context manager that reports an error of the device in one line.
 
-    `fitting` returns a batch size that fits the device's memory, or 0 if not even one sample fits.
+    Parameters
+    ----------
+    device : torch.device
+        Device of the network.
+    batch_size : int
+        Samples of a batch, for the message.
+    fitting : callable
+        Returns a batch size that fits the device's memory, or 0 if not even one sample fits.
+
+    Raises
+    ------
+    TrainingError
+        For an error of the device.
     """
     try:
         yield

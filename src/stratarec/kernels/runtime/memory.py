@@ -23,7 +23,7 @@ _FREE_PER_SIZE = 2
 
 
 def allocate(elements: int) -> NDArray[np.float32]:
-    """Allocate zeroed, page-aligned float32 memory, on huge pages where the system has them.
+    """Allocate zeroed, page-aligned memory of `elements` float32 values, on huge pages where the system has them.
 
     With 4 KiB pages, nearly every access to a random row of a large table misses the TLB.
     """

@@ -29,6 +29,8 @@ def limit_threads(most: int, *, idle_cores: bool = False) -> None:
 
     Parameters
     ----------
+    most : int
+        Maximum number of threads.
     idle_cores : bool
         Whether the other cores are idle while this thread works, so that starting threads is cheap.
     """
@@ -61,7 +63,7 @@ def within_cores() -> Iterator[None]:
 
 
 def threads_for(rows: int) -> int:
-    """Return `team_threads`, or fewer if there are too few rows to look up."""
+    """Return `team_threads`, or fewer if a kernel looks up only a few `rows`."""
     useful = 1 + rows // _ROWS_PER_THREAD
     # For small batches torch is not asked, which saves a microsecond of a step of about seventy.
     return 1 if useful == 1 else min(team_threads(), useful)
@@ -79,6 +81,6 @@ def use_torch_threads() -> int:
 
 
 def tile_size(count: int, threads: int, *, least: int = 1, most: int | None = None) -> int:
-    """Return how many of `count` items a thread takes at a time, between `least` and `most`."""
+    """Return how many of `count` items each of `threads` threads takes at a time, between `least` and `most`."""
     size = max(-(-count // (threads * _TILES_PER_THREAD)), least)
     return size if most is None else min(size, most)
