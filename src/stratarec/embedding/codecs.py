@@ -50,7 +50,18 @@ class FloatRows:
 
     @classmethod
     def allocate(cls, slots: int, width: int, *, row_state: int, full_state: int, clock: int) -> FloatRows:
-        """Return zeroed rows, with the state that `RowOptimizerConfig.state_shape` describes, on huge pages."""
+        """Return zeroed rows on huge pages.
+
+        Parameters
+        ----------
+        slots : int
+            Number of rows, S.
+        width : int
+            Floats per row, D.
+        row_state, full_state, clock : int
+            Numbers of states with one float per row and with one float per weight, and 1 if rows have clocks, as
+            `RowOptimizerConfig.state_shape` returns them.
+        """
         return cls(
             weights=allocate(slots * width),
             row_state=allocate(slots * row_state),
@@ -61,7 +72,7 @@ class FloatRows:
 
     @classmethod
     def without_state(cls, weights: Floats, width: int) -> FloatRows:
-        """Return rows of weights without optimizer state."""
+        """Return rows without optimizer state; `weights` is flat ``[S * width]`` float32."""
         empty = np.empty(0, dtype=np.float32)
         return cls(weights=weights, row_state=empty, full_state=empty, clock=empty.view(np.int32), width=width)
 
@@ -268,12 +279,14 @@ class RecordCodec:
         return kernels.encode(self.layout, level.parts, slots, records, places, keys, batch_number)
 
     def decode(self, records: Records, places: Indices, level: FloatRows, slots: Indices) -> None:
-        """Decode ``records[places[i]]`` into ``slots[i]`` for every entry i. The slots must be distinct.
+        """Decode ``records[places[i]]`` into ``slots[i]`` for every entry i.
+
+        The arguments are those of `encode`, except that the slots must be distinct and the places need not.
 
         Raises
         ------
         ConfigError
-            Like `encode`.
+            If arrays do not fit this codec or an index is out of range; nothing is then read or written.
         """
         self._check(level, slots, records, places)
         kernels.decode(self.layout, records, places, level.parts, slots)

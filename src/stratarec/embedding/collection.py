@@ -147,7 +147,17 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         return self.named(features, *outputs)
 
     def named(self, features: KeyedJagged, pooled: Tensor, *rows: Tensor) -> Embeddings:
-        """Return the result of a lookup from the outputs of `LookupEngine.look_up`."""
+        """Name the outputs of `LookupEngine.look_up`.
+
+        Parameters
+        ----------
+        features : KeyedJagged
+            Batch that was looked up.
+        pooled : Tensor
+            ``[B, sum of dims]`` pooled output.
+        *rows : Tensor
+            Rows of each sequence feature, in `LookupEngine.row_order`.
+        """
         engine = self.engine
         values, size, sequences = dict(zip(engine.row_order, rows, strict=True)), features.batch_size, {}
         for key in engine.sequence_keys:
@@ -158,7 +168,7 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         return Embeddings(pooled=pooled, pooled_keys=engine.pooled_keys, dims=engine.dims, sequences=sequences)
 
     def table(self, name: str) -> dict[str, Tensor]:
-        """Return ``weight`` ``[R, D]`` and optimizer state of a table.
+        """Return ``weight`` ``[R, D]`` and optimizer state of the table `name`.
 
         If `RowOptimizerConfig.rows` is ``all``, ``clock`` is the number of steps that each row has taken. For a table
         that is completely in level 0 these are views: writing them changes the model. For other tables they are copies,
@@ -172,7 +182,7 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         return self.engine.tables_of(name).table(name)
 
     def rows(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Return ``weight`` and optimizer state of rows ``first:last`` of a table, in DRAM, all steps applied.
+        """Return ``weight`` and optimizer state of rows ``first:last`` of the table `name`, in DRAM, all steps applied.
 
         Examples
         --------

@@ -131,6 +131,23 @@ def build_tables(
 ) -> list[TableGroup]:
     """Build table groups: tables that are completely in level 0 by width, all others by width, home and codec.
 
+    Parameters
+    ----------
+    configs : sequence of EmbeddingBagConfig
+        All tables.
+    columns : mapping of str to int
+        First output column of each pooled feature.
+    step_clock : StepClock
+        Row optimizer, and the steps that rows missed.
+    seed : int
+        Seed of initial weights and rounding noise.
+    tiers : TierConfig
+        Homes, codecs and caches of the tables that are not completely in level 0.
+    health : Health
+        Set to failed if rows may be incomplete.
+    level0 : Level0
+        Allocates the slots.
+
     Raises
     ------
     ConfigError
@@ -227,7 +244,23 @@ def _split_by_store(key: Shared, configs: Configs, optimizer: RowOptimizerConfig
 def open_store(
     home: HomeKind, tiers: TierConfig, name: str, configs: Configs, record_bytes: int, log_budget_bytes: int
 ) -> RecordStore:
-    """Open an empty store for the rows of `configs`."""
+    """Open an empty store for the rows of a group of tables.
+
+    Parameters
+    ----------
+    home : str
+        ``dram``, ``mapped`` or ``log``.
+    tiers : TierConfig
+        Directories of the homes.
+    name : str
+        Name of the store's directory or file below the directory of its home.
+    configs : list of EmbeddingBagConfig
+        The tables.
+    record_bytes : int
+        Bytes of a record.
+    log_budget_bytes : int
+        Maximum bytes of the files of a log; 0 for no limit.
+    """
     rows = _rows(configs)
     if home == "dram":
         return DramRecords(rows=rows, record_bytes=record_bytes)
@@ -253,10 +286,13 @@ class Engine(LookupEngine[Prepared]):
     Parameters
     ----------
     configs : sequence of EmbeddingBagConfig
+        All tables.
     optimizer : RowOptimizerConfig
+        Row optimizer of all tables.
     seed : int
         Initial weights are a function of (seed, table name, row).
     tiers : TierConfig
+        Tables whose home is outside level 0.
     """
 
     def __init__(
@@ -402,7 +438,7 @@ class Engine(LookupEngine[Prepared]):
         return all(tables.memory.queued for tables in self.tables)
 
     def begin(self, prepared: Prepared) -> None:
-        """Queue what a step of a batch waits for, and apply the steps that its rows missed."""
+        """Queue what a step of the batch `prepared` waits for, and apply the steps that its rows missed."""
         self.health.require()
         prepared.look_up(self.in_flight)
         try:
@@ -421,10 +457,14 @@ class Engine(LookupEngine[Prepared]):
     def queue_updates(
         self, staged: Sequence[StagedBatch], gradients: Sequence[Tensor], numbers: Tensor, ok: Tensor
     ) -> None:
-        """Queue one step of the row optimizer, given the gradients of the output of `pool_staged`.
+        """Queue one step of the row optimizer.
 
         Parameters
         ----------
+        staged : sequence of StagedBatch
+            Batch of each table group.
+        gradients : sequence of Tensor
+            Gradients of the outputs of `pool_staged`.
         numbers : Tensor
             First numbers of `row_numbers`, as float32 on the device.
         ok : Tensor
@@ -435,7 +475,7 @@ class Engine(LookupEngine[Prepared]):
             tables.memory.queue_update(part, of_part, numbers, constants, ok)
 
     def end(self, prepared: Prepared) -> None:
-        """Count a step that is queued, and release its rows."""
+        """Count the step of the batch `prepared`, which is queued, and release its rows."""
         try:
             for tables, staged in zip(self.tables, prepared.staged, strict=True):
                 tables.mark_trained(staged)
@@ -452,7 +492,7 @@ class Engine(LookupEngine[Prepared]):
 
     @traced("update rows")
     def update(self, prepared: Prepared, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
-        """Apply one optimizer step from the gradients of the output of `look_up`, and release the rows.
+        """Apply one optimizer step, and release the rows. The base class describes `prepared`, `pooled` and `rows`.
 
         Parameters
         ----------
@@ -529,7 +569,15 @@ class Engine(LookupEngine[Prepared]):
     # Saving
 
     def save(self, directory: Path, previous: Path | None, rank: int = 0) -> dict[str, Any]:
-        """Save the tables; see `EmbeddingCollection.save`. Each process writes with its own `rank`."""
+        """Save the tables, as `EmbeddingCollection.save` does.
+
+        Parameters
+        ----------
+        directory, previous : Path
+            As for `EmbeddingCollection.save`.
+        rank : int
+            Rank of this process, which determines the names of its files.
+        """
         self.health.require()
         self._require_nothing_ahead("saved")
         # Rows of in-flight batches are saved in their current state, and again in the next checkpoint.
@@ -551,10 +599,12 @@ class Engine(LookupEngine[Prepared]):
         self, directory: Path, manifest: Mapping[str, Any], rank: int = 0,
         agreed: Callable[[bool], bool] = lambda same: same,
     ) -> str:  # fmt: skip
-        """Load the tables; see `EmbeddingCollection.load`.
+        """Load the tables, as `EmbeddingCollection.load` does.
 
         Parameters
         ----------
+        directory, manifest
+            As for `EmbeddingCollection.load`.
         rank : int
             As for `save`.
         agreed : callable

@@ -46,7 +46,10 @@ class Health:
             raise TrainingError(f"these tables are incomplete ({self._reason}): load a checkpoint")
 
     def changing(self, what: str) -> Changing:
-        """Return a context manager that sets the state to `failed` on any exception other than a `StrataError`."""
+        """Return a context manager that sets the state to `failed` on any exception other than a `StrataError`.
+
+        `what` names the change in the message, such as ``saving``.
+        """
         return Changing(self, what)
 
     def fail(self, reason: str) -> None:
@@ -114,6 +117,8 @@ class Prepared:
         The staged batch of each table group, with slots in place of ids; empty after release.
     number : int
         Number of batches that were prepared before this one.
+    in_flight : InFlightBatches
+        Batches of the collection, which contain this one.
     ready : event or None
         Event on the device after which its rows can be looked up (`StepOrder.ready`).
     """
@@ -128,7 +133,18 @@ class Prepared:
         self._in_flight, self._generation, self._state = in_flight, in_flight.generation, "prepared"
 
     def look_up(self, in_flight: InFlightBatches) -> None:
-        """Record that the batch is looked up now; `TrainingError` if an earlier batch was not looked up."""
+        """Record that the batch is looked up now.
+
+        Parameters
+        ----------
+        in_flight : InFlightBatches
+            Batches of the collection that looks it up.
+
+        Raises
+        ------
+        TrainingError
+            If an earlier batch was not looked up, or the batch is of another collection.
+        """
         if in_flight is not self._in_flight or self._generation != in_flight.generation:
             raise TrainingError(
                 f"batch {self.number} was prepared by another collection, or before its tables were loaded or closed: "
@@ -194,7 +210,7 @@ class InFlightBatches:
         self._lost: int | None = None
 
     def start(self, number: int) -> None:
-        """Record that a batch is being prepared."""
+        """Record that batch `number` (the number of batches prepared before it) is being prepared."""
         with self._lock:
             self._sweep()
             if self._lost is not None:
@@ -234,13 +250,16 @@ class InFlightBatches:
             return len(self._open)
 
     def done(self, number: int) -> None:
-        """Record that the rows of a batch are released."""
+        """Record that the rows of batch `number` are released."""
         with self._lock:
             self._remove(number)
             self.changed.notify_all()
 
     def drop(self, number: int, generation: int) -> None:
-        """Record that a destructor released a batch. The record is handled later, by the next call of a method."""
+        """Record that a destructor released batch `number`, which was prepared when `generation` had this value.
+
+        The record is handled later, by the next call of a method.
+        """
         # This thread may be inside any method of this object. Appending to a deque is atomic, and the next call of
         # another method handles the entry (`_sweep`).
         self._dropped.append((number, generation))
@@ -332,7 +351,9 @@ class LookupEngine(ABC, Generic[AnyHandle]):
     batch_tables : sequence of EmbeddingBagConfig
         Tables whose features a batch contains.
     optimizer : RowOptimizerConfig
+        Row optimizer of all tables.
     tiers : TierConfig
+        Device and lookahead.
     shared : LookupEngine or None
         Engine with which this one shares clocks, health and in-flight batches.
     """
@@ -385,27 +406,58 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @abstractmethod
     def prepare(self, features: KeyedJagged) -> AnyHandle:
-        """Bring the rows of a batch into level 0, in addition to the rows of the in-flight batches."""
+        """Bring the rows of the batch `features` into level 0, in addition to the rows of the in-flight batches."""
 
     @abstractmethod
     def prepare_now(self, features: KeyedJagged) -> AnyHandle:
-        """Prepare a batch that is looked up at once. Raises an error if a prepared batch still waits for its lookup."""
+        """Prepare the batch `features`, which is looked up at once.
+
+        Raises
+        ------
+        TrainingError
+            If a prepared batch still waits for its lookup.
+        """
 
     @abstractmethod
     def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> AnyHandle:
-        """Prepare a batch on another thread. Waits for the backward pass of the batch `lookahead` + 1 before it."""
+        """Prepare a batch on another thread than the one that trains.
+
+        Parameters
+        ----------
+        features : KeyedJagged
+            Ids of the batch.
+        lookahead : int
+            The call waits for the backward pass of the batch `lookahead` + 1 before this one.
+        stopped : callable
+            The wait is abandoned when it returns true.
+        """
 
     @abstractmethod
     def look_up(self, prepared: AnyHandle) -> tuple[Tensor, ...]:
-        """Return the pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in `row_order`."""
+        """Return the pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in `row_order`.
+
+        `prepared` is the handle of the batch.
+        """
 
     @abstractmethod
     def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
-        """Look up a batch for evaluation. Neither the cache nor any row changes."""
+        """Look up the batch `features` for evaluation, as `look_up` does. Neither the cache nor any row changes."""
 
     @abstractmethod
     def update(self, prepared: AnyHandle, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
-        """Apply one optimizer step from the gradients of the output of `look_up`, and release the rows."""
+        """Apply one optimizer step, and release the rows.
+
+        Parameters
+        ----------
+        prepared : handle
+            Batch that was looked up.
+        pooled : Tensor
+            ``[B, sum of dims]`` gradient of the pooled output.
+        rows : sequence of Tensor
+            Gradients of the rows of each sequence feature, in `row_order`.
+        weights : Tensor or None
+            ``[N]`` zeros, to which the gradients of per-sample weights are added; None without such weights.
+        """
 
     # Tables
 
@@ -419,11 +471,11 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @abstractmethod
     def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
-        """Implement `EmbeddingCollection.save`."""
+        """Save the tables, as `EmbeddingCollection.save` describes."""
 
     @abstractmethod
     def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
-        """Implement `EmbeddingCollection.load`."""
+        """Load the tables, as `EmbeddingCollection.load` describes."""
 
     @abstractmethod
     def initialize_from(

@@ -75,7 +75,10 @@ class TierConfig:
 
 
 def cache_sets(cache_rows: int, ways: int) -> tuple[int, int]:
-    """Return the numbers of sets and overflow sets of a cache of at most `cache_rows` slots; at least one of each."""
+    """Return the numbers of sets and overflow sets of a cache of at most `cache_rows` slots; at least one of each.
+
+    `ways` is the number of slots of a set.
+    """
     total = max(cache_rows // ways, 2)
     overflow = max(total // OVERFLOW_SHARE, 1)
     return total - overflow, overflow
@@ -83,7 +86,10 @@ def cache_sets(cache_rows: int, ways: int) -> tuple[int, int]:
 
 @cache
 def slots_for_batch(rows: int, ways: int) -> int:
-    """Return the fewest slots that fit a batch of `rows` distinct rows with a probability of at least 1 - 1e-9."""
+    """Return the fewest slots that fit a batch of `rows` distinct rows with a probability of at least 1 - 1e-9.
+
+    `ways` is the number of slots of a set.
+    """
     least, most = 2, 2
     while _overflow_chance(rows, *cache_sets(most * ways, ways), ways) > _OVERFLOW_PROBABILITY:
         least, most = most + 1, 2 * most

@@ -79,7 +79,7 @@ class SlotMemory(Protocol):
         """
 
     def list_rows(self, staged: StagedBatch, stride: int) -> None:
-        """Prepare the update of a batch's rows, while earlier batches train. It depends on ids only.
+        """Prepare the update of the rows of the batch `staged`, while earlier batches train. It depends on ids only.
 
         `stride` is the number of columns of the pooled output, and so of its gradients.
         """
@@ -88,7 +88,7 @@ class SlotMemory(Protocol):
         """Return an uninitialized float32 tensor for pooled or gathered rows."""
 
     def pool(self, staged: StagedBatch, out: Tensor) -> None:
-        """Pool the rows of a batch into the group's columns of `out` ``[B, columns]``."""
+        """Pool the rows of the batch `staged` into the group's columns of `out` ``[B, columns]``."""
 
     def gather(self, staged: StagedBatch, feature: int) -> Tensor:
         """Return the rows ``[N, D]`` of a sequence feature; queued memories add rows of zeros (`sequence_room`).
@@ -114,16 +114,31 @@ class SlotMemory(Protocol):
     def queue_update(
         self, staged: StagedBatch, gradients: Gradients, numbers: Tensor, constants: tuple[float, ...], ok: Tensor
     ) -> None:
-        """Queue one step of the row optimizer; see `Engine.queue_updates`."""
+        """Queue one step of the row optimizer.
+
+        Parameters
+        ----------
+        staged, gradients
+            As for `update`.
+        numbers : Tensor
+            First numbers of `Engine.row_numbers`, as float32 on the device.
+        constants : tuple of float
+            Second numbers of `Engine.row_numbers`.
+        ok : Tensor
+            ``[1]`` int32 on the device. If it is 0, the step changes nothing.
+        """
 
     def square_norms(self, staged: StagedBatch, gradients: Gradients) -> NDArray[np.float64]:
-        """Return, for each table, the sum of squares of its gradients, after the gradients of each row are summed."""
+        """Return, for each table, the sum of squares of its gradients, after the gradients of each row are summed.
+
+        `staged` and `gradients` are those of `update`.
+        """
 
     def apply_missed_steps(self, staged: StagedBatch, missed: Missed) -> None:
-        """Apply the steps that the rows of a batch missed."""
+        """Apply the steps that the rows of the batch `staged` missed."""
 
     def weight_gradient(self, staged: StagedBatch, pooled: Tensor, out: Tensor) -> None:
-        """Add the gradients of per-sample weights to `out` ``[N]``."""
+        """Add the gradients of per-sample weights to `out` ``[N]``; `pooled` is the gradient of the pooled output."""
 
     # Rows
 

@@ -42,8 +42,8 @@ class StoreBytes:
 class RecordStore(Protocol):
     """Records of all rows that have the same home.
 
-    Shapes: `rows` is ``[n]`` int64, distinct and within 0..R-1; `records` and `out` are ``[n, record_bytes]`` uint8,
-    C-contiguous. Other arguments raise `ValueError`.
+    In all methods, `rows` is ``[n]`` int64, distinct and within 0..R-1, and `records` and `out` are
+    ``[n, record_bytes]`` uint8, C-contiguous. Other arguments raise `ValueError`.
     """
 
     rows: int
@@ -101,7 +101,7 @@ class RecordStore(Protocol):
         """Discard all records, as if no row was ever written."""
 
     def restore(self, directory: Path, manifest: Manifest) -> None:
-        """Replace all contents with the contents of a checkpoint.
+        """Replace all contents with those of the checkpoint in `directory`; `manifest` is the result of `checkpoint`.
 
         `CheckpointError` names the file that is missing or damaged, or the field that differs; the contents are then
         undefined until a `restore` succeeds.

@@ -44,8 +44,11 @@ class SegmentEntry:
     """Entry of a sealed segment in a checkpoint's manifest."""
 
     slot: int
+    """Slot of the segment, which is its index in the arrays of `Segments`."""
     sequence: int
+    """Number of the segment in the order of creation, from 1; it is never reused."""
     blocks: int
+    """Number of blocks that were written."""
 
     @property
     def name(self) -> str:
@@ -56,6 +59,17 @@ class SegmentEntry:
 class Segments:
     """The segment files of one store.
 
+    Parameters
+    ----------
+    directory : Path
+        Directory of the files; segments that are left in it are removed.
+    layout : BlockLayout
+        Sizes of blocks and segments, and number of slots.
+    budget_bytes : int
+        Maximum bytes of all files; 0 for no limit.
+
+    Notes
+    -----
     The arrays are indexed by slot. `descriptors` is -1 for a slot without a segment. Kernels read from copies of
     `descriptors`, so a file that is removed during a read stays open until the read is over (`retired`).
     """
@@ -138,6 +152,8 @@ class Segments:
 
         Parameters
         ----------
+        slot : int
+            Slot of the segment.
         words : ndarray
             ``[blocks * block_words]`` uint64, page-aligned.
         allowance : int
@@ -163,7 +179,7 @@ class Segments:
             raise storage_error(self.path(slot), error) from error
 
     def remove(self, slot: int) -> None:
-        """Remove a segment without live rows; its file stays open until `close_retired`."""
+        """Remove the segment in `slot`, which has no live rows; its file stays open until `close_retired`."""
         assert not self.live[slot], f"segment {self.path(slot)} has {self.live[slot]} live rows"
         # Unlinked at once, so space is freed when the last read ends; a checkpoint has its own link.
         self.path(slot).unlink(missing_ok=True)
@@ -178,7 +194,7 @@ class Segments:
             os.close(self.retired.pop())
 
     def sync(self, slot: int) -> None:
-        """Make a sealed segment durable."""
+        """Make the sealed segment in `slot` durable."""
         if not self.synced[slot]:
             # Once: a sealed segment does not change. Nothing else is synced, because the working directory is not
             # trusted after a crash.
@@ -186,7 +202,7 @@ class Segments:
             self.synced[slot] = True
 
     def adopt(self, source: Path, entry: SegmentEntry) -> None:
-        """Add a checkpoint's segment through a hard link to its file."""
+        """Add a checkpoint's segment, which `entry` describes, through a hard link to its file `source`."""
         path = self.directory / entry.name
         # A separate link, because compaction removes the file of an empty segment; the checkpoint keeps its own link.
         path.unlink(missing_ok=True)
@@ -205,7 +221,7 @@ class Segments:
         self.close_retired()
 
     def damage(self, slot: int, block: int) -> StorageError:
-        """Return the error for a block that could not be read."""
+        """Return the error for block number `block` of the segment in `slot`, which could not be read."""
         path, entry, size = self.path(slot), self.entry(slot), self.layout.block_bytes
         where = f"{path}: block {block} of segment {entry.sequence} (offset {block * size})"
         try:
@@ -287,7 +303,13 @@ def _same(path: Path, segments: Segments, entry: SegmentEntry) -> bool:
 
 
 def check_segments(segments: Segments, directory: Path, manifest: dict[str, Any]) -> list[SegmentEntry]:
-    """Return the segments of a manifest; `CheckpointError` names the file that is missing or truncated."""
+    """Return the segments of the checkpoint in `directory`, after checking the sizes of their files.
+
+    Raises
+    ------
+    CheckpointError
+        If a file is missing or truncated. The message names the file.
+    """
     entries = [SegmentEntry(**fields) for fields in manifest["segments"]]
     for entry in entries:
         path, size = directory / entry.name, entry.blocks * segments.layout.block_bytes
@@ -305,6 +327,17 @@ def check_segments(segments: Segments, directory: Path, manifest: dict[str, Any]
 class Appender:
     """Gathers records in blocks that already have their place in a segment, and writes many blocks at a time.
 
+    Parameters
+    ----------
+    segments : Segments
+        Segments of the store.
+    lock : RLock
+        Lock of the store.
+    allowance : int
+        Bytes by which the budget may be exceeded (`Segments.append`).
+
+    Notes
+    -----
     Kernels read and fill `buffer` under `lock`. A full buffer is written without the lock, because only the owner adds
     to a buffer.
     """
@@ -388,7 +421,7 @@ _MOST_LIVE = 0.95
 
 
 def dead_weight(segments: Segments, most_amplification: float) -> bool:
-    """Whether the segments exceed `most_amplification` times their live rows by more than four segments."""
+    """Whether the segments have more than `most_amplification` cells per live row, apart from four segments."""
     cells = int(segments.blocks.sum()) * segments.layout.per_block
     free = 4 * segments.layout.segment_blocks * segments.layout.per_block
     return cells > most_amplification * int(segments.live.sum()) + free

@@ -44,7 +44,16 @@ class Readable(Protocol):
 
 
 def write_rows(path: Path, select: RowSelection, array: Readable) -> tuple[int, str]:
-    """Write the selected rows of `array` ``[R, W]`` atomically; return their number and the file's hash.
+    """Write rows of an array to a file, completely or not at all; return their number and the file's hash.
+
+    Parameters
+    ----------
+    path : Path
+        File to write.
+    select : callable
+        Returns the rows to write, ascending, in chunks; it is called more than once.
+    array : Readable
+        ``[R, W]`` bytes.
 
     Raises
     ------
@@ -88,6 +97,17 @@ def _pieces(select: RowSelection, array: Readable, count: int) -> Iterator[bytes
 
 def read_rows(path: Path, count: int, width: int, total: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
     """Yield rows and records of a file whose hash was verified, in pieces.
+
+    Parameters
+    ----------
+    path : Path
+        File that `write_rows` wrote.
+    count : int
+        Number of rows in the file.
+    width : int
+        Bytes of a record.
+    total : int
+        Number of rows of the array, R.
 
     Raises
     ------
@@ -188,7 +208,13 @@ def _read(directory: Path) -> _Note:
 
 
 def files_of(directory: Path, files: list[dict[str, Any]]) -> Iterator[Path]:
-    """Yield the files of a checkpoint of an array; `CheckpointError` if its note cannot be read."""
+    """Yield the paths of the files of an array's checkpoint in `directory`; `files` is the result of `DeltaChain.save`.
+
+    Raises
+    ------
+    CheckpointError
+        If its note cannot be read.
+    """
     _read(directory)
     yield directory / _NAME
     for entry in files:
@@ -232,6 +258,17 @@ class DeltaChain:
         self, directory: Path, previous: Path | None, array: Rows, written: RowSelection, changed: RowSelection
     ) -> list[dict[str, Any]]:
         """Write to `directory` the files from which `array` can be restored; return the list of files, base first.
+
+        Parameters
+        ----------
+        directory : Path
+            New and empty directory.
+        previous : Path or None
+            Directory of the last checkpoint. If it is, only changed rows are written, and its files are linked.
+        array : Rows
+            ``[R, W]`` bytes.
+        written, changed : callable
+            Return all rows to save, and the rows that changed since the last checkpoint, ascending, in chunks.
 
         Raises
         ------
@@ -288,7 +325,19 @@ class DeltaChain:
 
 
 def require_same(directory: Path, manifest: dict[str, Any], expected: dict[str, Any], *lists: str) -> None:
-    """Raise a `CheckpointError` that names the first field of `manifest` that differs or a list that is missing."""
+    """Raise a `CheckpointError` unless the manifest of the records in `directory` is of the expected store.
+
+    Parameters
+    ----------
+    directory : Path
+        Directory of the records, for the message.
+    manifest : dict
+        Manifest to check.
+    expected : dict
+        Fields and the values that they must have.
+    *lists : str
+        Fields that must be lists.
+    """
     for name in lists:
         if not isinstance(manifest.get(name), list):
             raise CheckpointError(f"the manifest of the records in {directory} is damaged: {name} is missing")

@@ -180,10 +180,11 @@ def _take(group: TableGroup, ids: Ids, rows: Ids) -> FloatRows:
     return group.read_rows(ids[rows])
 
 
-def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, write: int) -> int:
+def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, batch_number: int) -> int:
     """Copy the rows of a table with records from `group` to `mine`, and return how many rows were rounded.
 
-    Row i of `mine` becomes row ``ids[i]`` of `group`. Rows of an encoded table that were in slots are rounded in both.
+    Row i of `mine` becomes row ``ids[i]`` of `group`. Rows of an encoded table that were in slots are rounded in both,
+    with the noise of batch `batch_number`.
     """
     rounded = 0
     number = np.full(next(table.num_embeddings for table in group.configs if table.name == name), -1, dtype=np.int64)
@@ -202,10 +203,10 @@ def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, write: i
         theirs, before = new[in_place] + mine.first_row[name], old[in_place] + group.first_row[name]
         values, places = group.read_rows(before), np.arange(len(before), dtype=np.int64)
         values.clock[:] = 0
-        mine.write_rows(theirs, values, places, write)
+        mine.write_rows(theirs, values, places, batch_number)
         if group.codec.config.kind != "fp32":
             values, places = mine.read_rows(theirs), np.flatnonzero(~hot[in_place])
-            group.write_rows(before[places], values, places, write)
+            group.write_rows(before[places], values, places, batch_number)
             rounded += int(cached[in_place & ~hot].sum())
     return rounded
 
