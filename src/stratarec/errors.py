@@ -65,7 +65,7 @@ class ClusterError(StrataError, RuntimeError):
 
 
 class Alarm(Exception):
-    """A finished command whose metric triggered an alarm that the user asked for: exit code 3."""
+    """Raised after a command has finished, because a metric crossed the limit of ``--alert``. The exit code is 3."""
 
 
 class Terminated(KeyboardInterrupt):

@@ -227,7 +227,9 @@ class ClicksSource:
                 unpaired += int((~is_followed).sum())
                 # The clicks of completed chunks are counted again, because counts of later samples include them.
                 is_needed = index not in share.done
-                shown = window.shown(first, drawn) if is_needed else np.zeros((last - first, 0), dtype=np.int64)
+                shown = (
+                    window.with_negatives(first, drawn) if is_needed else np.zeros((last - first, 0), dtype=np.int64)
+                )
                 counts = lookback.features(window.part(first, last), window.hashes(shown))
                 if is_needed:
                     is_last = is_last_bucket and last == edges[-1]
@@ -404,7 +406,17 @@ class _ClickWindow:
         self._key = table_key(config.seed, "negatives")
 
     def draw(self, first: int, last: int, window: int, number: int) -> NDArray[np.int64]:
-        """Draw K clicks, whose items are negatives, for each of the clicks ``first:last``; -1 if none can be drawn."""
+        """Draw K clicks, whose items are negatives, for each of the clicks ``first:last``; -1 if none can be drawn.
+
+        Parameters
+        ----------
+        first, last : int
+            Limits of the positive clicks.
+        window : int
+            Length of the time after a click in which its negatives are clicked, in the unit of the times.
+        number : int
+            Number of the first click in the log, of which the draws are a function.
+        """
         from stratarec.kernels.negatives import draw_negatives
 
         return draw_negatives(
@@ -412,8 +424,16 @@ class _ClickWindow:
             count=self._config.negatives, key=self._key, number=number,
         )  # fmt: skip
 
-    def shown(self, first: int, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the clicks whose items the samples have, ``[N, 1 + K]``: each click, then the clicks drawn for it."""
+    def with_negatives(self, first: int, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return click indices ``[N, 1 + K]``: the positive click, then the K clicks whose items are its negatives.
+
+        Parameters
+        ----------
+        first : int
+            Index of the first positive click.
+        drawn : ndarray
+            ``[N, K]`` clicks that `draw` returned; -1 where none was drawn.
+        """
         return np.concatenate([np.arange(first, first + len(drawn))[:, None], drawn], axis=1)
 
     def hashes(self, shown: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -76,9 +76,9 @@ class BestMembers:
 
     @torch.no_grad()
     def swap(self) -> None:
-        """Exchange the model's weights with the stored ones: current weights with best members, or the reverse.
+        """Exchange the model's weights with the stored copy. Does nothing before the first evaluation.
 
-        Does nothing before the first evaluation.
+        The first call puts the best members into the model, the next call puts the current weights back.
         """
         for name, tensor in self._current().items() if self._stored else ():
             current = tensor.clone()

@@ -477,7 +477,10 @@ class WeightAverage:
             self.swap()
 
     def swap(self) -> None:
-        """Exchange the network's weights with the average. Does nothing before the first step."""
+        """Exchange the network's weights with the stored copy. Does nothing before the first step.
+
+        The first call puts the average into the network, the next call puts the current weights back.
+        """
         for name, tensor in self._network.state_dict(keep_vars=True).items() if self.hidden else ():
             tensor.data, self.hidden[name] = self.hidden[name], tensor.data
 
