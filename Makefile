@@ -1,25 +1,27 @@
-# `make demo` and `make test` do everything on a fresh machine; the other targets are their parts.
+# `make demo` and `make test` work on a fresh machine; the other targets are parts of them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 NAME ?= embedding
 OUT ?= benchmarks/results/$(NAME).json
-# What `make test-versions` hands on, such as VERSIONS='--only 3.10 -- tests/kernels'.
+# Options of tools/test_versions.py, such as VERSIONS='--only 3.10 -- tests/kernels'.
 VERSIONS ?=
+# Options of tools/release_check.py, such as RELEASE='--python python3.12 --python python3.13'.
 RELEASE ?=
 
-# Packages are installed without byte code: each process would compile torch and all else again if none were kept.
+# Python must write byte code: pip installs packages without it, so each process would compile torch and the rest again.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Of kernels and of whom they are compiled for: another version of one is compiled before tests, too.
+# Files that determine the compiled kernels. If one of them changes, kernels are compiled again before tests.
 KERNELS := tools/compile_kernels.py $(shell find src/stratarec/kernels -name '*.py')
 
 .PHONY: venv demo docs test test-rest test-all test-wheel test-versions release-check lint bench clean
 
 venv: $(VENV)/.installed $(VENV)/.compiled
 
-# Python compiles a module when it is first imported: to compile all of torch and the rest took most of the installation.
+# Without byte code, because compiling all of torch and the rest took most of the time of the installation. Python
+# compiles a module when it is first imported.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 $(VENV)/.installed: pyproject.toml
@@ -38,7 +40,7 @@ demo: venv
 	$(BIN)/stratarec prepare demo.yaml
 	$(BIN)/stratarec train demo.yaml
 
-# Into build/docs/index.html; every warning is an error.
+# Writes build/docs/index.html; every warning is an error.
 docs: $(VENV)/.installed
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
 
@@ -47,12 +49,12 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# One core checks types while the other compiles.
+# Types are checked on one core while the other compiles kernels.
 test: $(VENV)/.installed
 	$(MAKE) --no-print-directory -j 2 lint $(VENV)/.compiled
 	$(BIN)/pytest -m "not slow"
 
-# What `test` leaves out: clusters, processes that are killed, sizes that take long.
+# The slow tests: clusters, killed processes, and full sizes.
 test-rest: venv
 	$(BIN)/pytest -m slow
 
@@ -64,7 +66,7 @@ test-wheel: venv
 test-versions: venv
 	$(BIN)/python tools/test_versions.py $(VERSIONS)
 
-# What must hold before a release, such as RELEASE='--python python3.12 --python python3.13'.
+# All checks before a release.
 release-check: venv
 	$(BIN)/python tools/release_check.py $(RELEASE)
 

@@ -1,4 +1,4 @@
-"""Reference pages that are made from the code: recipe fields, the command line, metrics, public names."""
+"""Write the reference pages from the code: recipe fields, the command line, metrics, public names and figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stratarec.recipe import Recipe
 
 
 def write(folder: Path) -> None:
-    """Write the pages, where their content changed."""
+    """Write all pages to `folder`; files whose content is the same are left unchanged."""
     for name, text in (
         ("recipe", recipe()),
         ("command-line", commands()),
@@ -40,12 +40,12 @@ def write(folder: Path) -> None:
 
 
 def recipe() -> str:
-    """A section for each dataclass that a recipe is made of, in the order in which it meets them."""
+    """Return a page with a section for each dataclass of a recipe, in the order of the fields."""
     lines = [
         "# Recipe fields",
         "",
         "A recipe is one YAML file. On the command line any field is set by its path, such as `train.batch_size=8192`. "
-        "Made from the dataclasses of the code.",
+        "This page is generated from the dataclasses of the code.",
         "",
     ]
     for path, kind in _sections():
@@ -54,7 +54,7 @@ def recipe() -> str:
 
 
 def _sections() -> Iterator[tuple[str, type]]:
-    """Dataclasses by the path at which a recipe first meets them."""
+    """Yield each dataclass of a recipe with the path of the first field that has this type."""
     seen: set[type] = set()
     waiting: list[tuple[str, type]] = [("", Recipe)]
     while waiting:
@@ -69,10 +69,10 @@ def _sections() -> Iterator[tuple[str, type]]:
 
 
 def paths() -> set[str]:
-    """The paths of all fields."""
+    """Return the paths of all fields, such as ``train.batch_size``."""
     seen = [(path, each.name) for path, kind in _sections() for each in dataclasses.fields(kind)]
     found = {f"{path}.{name}".lstrip(".") for path, name in seen}
-    # A dataclass that two fields have is met once.
+    # `_sections` yields a dataclass once, even if two fields have its type.
     return found | {f"train.{part}.{name}" for part in ("embedding", "dense") for _, name in seen}
 
 
@@ -201,18 +201,24 @@ EXPLANATIONS = {
     "DistributedConfig.hosts": "how-to/several-hosts.md",
     "DistributedConfig.sharding": "how-to/several-hosts.md",
 }
-"""Page that explains a field, or all other fields of a dataclass: `Dataclass.field` or `Dataclass` -> page."""
+"""Page that explains a field or a dataclass: `Dataclass.field` or `Dataclass` -> page.
+
+The entry of a dataclass is for its fields without an entry.
+"""
 
 
 def explanation(kind: type, field: str) -> tuple[str, str]:
-    """The key in `EXPLANATIONS` of a field, and the page; entries of fields come before those of dataclasses."""
+    """Return the key in `EXPLANATIONS` for a field of the dataclass `kind`, and the page.
+
+    Entries of fields have precedence over entries of dataclasses.
+    """
     names = [base.__name__ for base in kind.__mro__]
     key = next(key for key in (*(f"{name}.{field}" for name in names), *names) if key in EXPLANATIONS)
     return key, EXPLANATIONS[key]
 
 
 def _link(kind: type, field: str) -> str:
-    """A link from the reference to the explanation of a field, with the title of its page."""
+    """Return a link from the reference to the page that explains a field; its text is the title of the page."""
     _, target = explanation(kind, field)
     page = target.partition("#")[0]
     title = "Metrics" if page == "reference/metrics.md" else (DOCS / page).read_text().splitlines()[0].lstrip("# ")
@@ -295,7 +301,7 @@ def _default(each: dataclasses.Field[Any]) -> str:
 
 
 def _texts(kind: type) -> dict[str, str]:
-    """Field -> the string below it, of the class and its bases."""
+    """Return field -> the docstring below it, for the fields of a dataclass and its bases."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(base):
@@ -317,21 +323,21 @@ def _body(kind: type) -> list[ast.stmt]:
 
 
 def commands() -> str:
-    """Every subcommand with its options."""
+    """Return a page with each subcommand and its options."""
     parser = make_parser()
     action = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
     lines = [
         "# Command line",
         "",
-        "`stratarec COMMAND --help` says the same.",
+        "`stratarec COMMAND --help` prints the same texts. The table lists the exit codes of all commands.",
         "",
-        "| exit code | what it means |",
+        "| exit code | meaning |",
         "| ---: | --- |",
         *(f"| {code} | {text} |" for code, text in EXIT_CODES.items()),
         "",
         "## Completion",
         "",
-        "Bash and zsh complete commands, options and files after this line, in `~/.bashrc` or `~/.zshrc`:",
+        "With this line in `~/.bashrc` or `~/.zshrc`, Bash and zsh complete commands, options and files:",
         "",
         "```console",
         '$ eval "$(register-python-argcomplete stratarec)"',
@@ -339,9 +345,10 @@ def commands() -> str:
         "",
         "## Progress",
         "",
-        "On a terminal a bar shows what is done and the time left (ETA: by the pace of the last minute; what came "
-        "before the first unit does not count); elsewhere a line comes every ten seconds. `-q` says nothing. With "
-        "`--json` standard output has the result as JSON, and standard error a line of JSON for each thing told:",
+        "On a terminal, a bar shows the completed share of the work and the remaining time (ETA), which is computed "
+        "from the pace of the last minute, without the time before the first unit was done. If the output is not a terminal, a line is printed every ten seconds. With "
+        "`-q`, nothing is printed. With `--json`, standard output is the result as JSON, and standard error has one "
+        "line of JSON for each event:",
         "",
         "```json",
         '{"event": "start", "time": 1780000000.0, "task": "train", "unit": "steps", "total": 4000, "done": 0}',
@@ -354,7 +361,8 @@ def commands() -> str:
         '{"event": "error", "time": 1780000111.0, "text": "cannot write: no space left", "exit_code": 2}',
         "```",
         "",
-        "A field or an event may be added; `eta_seconds` is null while nothing can be said, and `error` comes last.",
+        "Later versions may add fields and events. `eta_seconds` is null while the remaining time is unknown. An "
+        "`error` is the last event.",
         "",
     ]
     for name, command in action.choices.items():
@@ -377,18 +385,19 @@ def commands() -> str:
 
 
 def metrics() -> str:
-    """What every metric is."""
+    """Return a page with the definition of each metric."""
     lines = [
         "# Metrics",
         "",
-        "A metric that is not defined (one class alone, no users) is a dash in tables and null in JSON.",
+        "The table defines each metric. A metric that is undefined (samples of one class only, no users) is a dash in "
+        "tables and null in JSON.",
         "",
-        "| name in JSON and recipes | called | better | what it is |",
+        "| name in JSON and recipes | display name | better | definition |",
         "| --- | --- | --- | --- |",
     ]
     for name, metric in METRICS.items():
         lines.append(f"| `{name}` | {metric.label or '-'} | {metric.better or '-'} | {metric.about} |")
-    lines += ["", "`train.early_stopping.metric` is one of those that have a better end: "]
+    lines += ["", "`train.early_stopping.metric` must be a metric for which higher or lower is better: "]
     lines[-1] += ", ".join(f"`{name}`" for name, metric in METRICS.items() if metric.better) + "."
     return "\n".join([*lines, ""])
 
@@ -460,13 +469,13 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
 def figures() -> str:
-    """The ratios of every result file as bars; 1 is as fast, or as large, as what it is compared with."""
+    """Return a page with the ratios of each result file as bars; at 1, both programs are equal."""
     lines = [
         "# Figures as bars",
         "",
-        "Ratios of the result files in `benchmarks/results/`: speeds and sizes over those of a peer, or of ourselves "
-        "without the feature; beyond the line at 1 in our favour. [Benchmarks](../benchmarks.md) says what each "
-        "is, and has all others.",
+        "The bars are ratios from the result files in `benchmarks/results/`: a speed or size of StrataRec, divided by "
+        "that of a peer or of StrataRec without the feature. A bar beyond the line at 1 is in favour of StrataRec. "
+        "[Benchmarks](../benchmarks.md) explains each ratio, and has all other results.",
         "",
     ]
     for file in sorted(RESULTS.glob("*.json")):

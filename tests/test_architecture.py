@@ -39,7 +39,7 @@ LAYERS = (
 )
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 LOOSE = {"__init__.py", "__main__.py", "errors.py", "progress.py", "registry.py"}
-"""Modules that are in no package."""
+"""Modules that belong to no package."""
 MODULE_LINES, FILES, PARAMETERS = 800, 16, 10
 """Maximum lines of a module outside `kernels`, files of a folder, and parameters of a function."""
 BUDGETS = {
@@ -148,7 +148,7 @@ def test_packages_keep_within_their_budgets_of_code() -> None:
     for path in INNER:
         sizes[package(module_name(path))] += count_code_lines(path.read_text(), TREES[path])
     over = {name: (lines, BUDGETS[name]) for name, lines in sizes.items() if lines > BUDGETS[name]}
-    assert not over, "lines of code and budget of each package; raising a budget needs a reason in the commit message"
+    assert not over, "packages with more lines of code than their budget; give a reason in the commit that raises one"
 
 
 def test_every_module_is_in_a_package() -> None:
@@ -164,7 +164,7 @@ def test_imports_point_down() -> None:
         refused = [name for name in imports(TREES[path]) if package(name) != own and LAYER[package(name)] <= LAYER[own]]
         if refused:
             wrong[module_name(path)] = refused
-    assert not wrong, "modules import from their own layer or from a higher one"
+    assert not wrong, "imports from other packages of the same layer, or from a higher layer"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -213,7 +213,7 @@ def test_modules_folders_and_parameter_lists_stay_small() -> None:
         for function in functions(TREES[path])
         if (count := parameters(function)) > PARAMETERS and not is_triton(function)
     }
-    assert not many, f"over {PARAMETERS} parameters: bundle some"
+    assert not many, f"over {PARAMETERS} parameters; combine some of them in a dataclass"
 
 
 def is_triton(function: ast.FunctionDef) -> bool:
@@ -226,13 +226,13 @@ def parameters(function: ast.FunctionDef) -> int:
     return len(names) - (names[:1] in (["self"], ["cls"]))
 
 
-# Tensors become arrays only in kernels, which are selected by device, and in modules for tensors in host memory.
+# Modules whose tensors are in host memory, and the reason. Kernels are selected by device and need no entry.
 HOST = {
-    "data": "reads files",
-    "embedding": "rows, ids and slots of the host, which its kernels are for (`Slots` is the seam)",
-    "distributed": "what travels, which gloo takes from the host",
-    "hot": "reads batches of the loader",
-    "serving.exported_model": "features of raw columns, tables in mapped files",
+    "data": "reads files into host memory",
+    "embedding": "ids are in host memory, and so are rows except in `slots.device`",
+    "distributed": "gloo sends and receives host memory",
+    "hot": "reads row groups into host memory",
+    "serving.exported_model": "raw columns, and tables in mapped files",
 }
 
 
