@@ -70,7 +70,8 @@ class Helpers:
         """End all helpers; kernels then run without them."""
         with self._lock:
             self._growing = False
-            workers.stop(self.board)
+            if self._threads:  # loading the kernel would take half a second at the end of a command without helpers
+                workers.stop(self.board)
             for thread in self._threads:
                 thread.join()
             self.board[workers.HELPERS] = 0
