@@ -16,12 +16,12 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryFile
 from types import ModuleType
 from typing import IO, Any
 
@@ -62,7 +62,7 @@ def python(
     stdout: IO[Any] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -c code` with these arguments; the other parameters are those of `run`."""
-    with Path(os.devnull).open() as nothing, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+    with Path(os.devnull).open() as nothing, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         line = _line(threading.get_ident())
         chosen = (nothing if stdin is None else stdin, stdout or out, err)
         streams = [each if isinstance(each, int) else each.fileno() for each in chosen]
@@ -206,6 +206,7 @@ def _execute(request: dict[str, Any], streams: list[int]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # it depends on the environment
     sys.argv, sys.path[0] = ["-c", *request["arguments"]], ""
     main = sys.modules["__main__"] = ModuleType("__main__")  # dataclasses look names up there
     try:
