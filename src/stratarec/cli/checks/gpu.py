@@ -46,8 +46,6 @@ A GPU adds in another order than the CPU, and training amplifies the difference:
 correct devices differed by 3e-4 after 200 steps. Single steps from equal weights (`_EXACT`) are the stricter test.
 """
 _ROW_STEPS = 20
-_FRESH_MODELS = 8
-"""Number of models, with different seeds, whose single steps are compared."""
 _ROWS = {"item": 500, "place": 20}
 Operation: TypeAlias = Callable[..., Tensor | tuple[Tensor, ...]]
 
@@ -61,6 +59,8 @@ class Sizes(NamedTuple):
     """Bytes of each transfer, more than the last-level cache of a GPU (50 MB on an H100): memory is measured."""
     matrix_edge: int = 8192
     """Rows of the matrices. At this size, a product takes much longer than synchronizing with the GPU."""
+    models: int = 8
+    """Number of models, with different seeds, whose single steps are compared."""
 
 
 FULL = Sizes()
@@ -154,7 +154,7 @@ def _trainings(config: Any, precision: Any, device: torch.device, sizes: Sizes) 
     # Two steps are run, because only the loss of the second step depends on the first update.
     single = max(
         abs(first - right)
-        for seed in range(_FRESH_MODELS)
+        for seed in range(sizes.models)
         for first, right in zip(
             *(_losses(config, train, where, sizes, 2, seed) for where in (CPU, device)), strict=True
         )
