@@ -161,7 +161,6 @@ def _import() -> None:
     """Import all modules, and do what each process of them would do first."""
     leave_unsynced()
     import scipy.optimize  # noqa: F401
-    import torch._dynamo
     import torch.utils.tensorboard  # noqa: F401
     from numba.core.registry import cpu_target
 
