@@ -95,7 +95,8 @@ def poisoned_memory() -> None:
     import torch
 
     torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Not `torch.use_deterministic_algorithms`, which would also import torch's compiler.
+    torch.set_deterministic_debug_mode("warn")
 
 
 @pytest.fixture(autouse=True)

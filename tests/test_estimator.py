@@ -178,7 +178,7 @@ def test_the_checks_of_scikit_learn_pass() -> None:
     check_estimator(ClickModel(train__threads=1), expected_failed_checks=NOT_HELD, on_skip=None)
 
 
-def repeat_users(rows: int = 6000) -> pl.DataFrame:
+def repeat_users(rows: int = 2000) -> pl.DataFrame:
     """Return a log with times in which users occur several times."""
     draws = np.random.default_rng(1)
     user, item = draws.integers(0, 80, rows), draws.integers(0, 30, rows)
@@ -191,8 +191,8 @@ def repeat_users(rows: int = 6000) -> pl.DataFrame:
 
 def test_histories_use_training_rows_and_earlier_rows_of_the_frame(tmp_path: Path) -> None:
     log = repeat_users()
-    train, test = log[:5000], log[5000:]
-    model = ClickModel(train__threads=1, train__epochs=1).fit(train, label="click")
+    train, test = log[:1500], log[1500:]
+    model = ClickModel(**SMALL | {"train__epochs": 1}).fit(train, label="click")
     (history,) = [
         each["name"] for each in model.recipe_["data"]["source"]["schema"]["sparse"] if each["kind"] == "history"
     ]
@@ -202,7 +202,7 @@ def test_histories_use_training_rows_and_earlier_rows_of_the_frame(tmp_path: Pat
     for user, item, click in log.select("user", "item", "click").iter_rows():
         lists.append(past.get(user, [])[-50:])
         past.setdefault(user, []).extend([item] if click else [])
-    by_hand = test.with_columns(pl.Series(history, lists[5000:], dtype=pl.List(pl.String)))
+    by_hand = test.with_columns(pl.Series(history, lists[1500:], dtype=pl.List(pl.String)))
     assert model.evaluate(test)["auc"] == pytest.approx(model.evaluate(by_hand)["auc"], abs=1e-6)
     nothing = test.with_columns(pl.lit([], dtype=pl.List(pl.String)).alias(history))
     assert not np.allclose(model.predict_proba(test), model.predict_proba(nothing))
