@@ -28,6 +28,9 @@ from hypothesis import settings
 ONE_WORKER = ("data/ray", "distributed")
 """Folders whose tests share processes that take long to start."""
 
+LONGEST = ("training", "serving", "test_estimator")
+"""Folders and files whose groups of tests take longest. They run early, so that workers end at the same time."""
+
 settings.register_profile("untimed", deadline=None, max_examples=50)
 settings.load_profile("untimed")
 
@@ -57,11 +60,17 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort and group tests for the workers.
 
-    Folders of one worker and files with slow tests come first, so that no worker starts one while the others are idle.
-    One worker runs the tests of a class or file, so that its fixtures are built once.
+    Folders of one worker, files with slow tests and long files come first, so that no worker starts one while the
+    others are idle. One worker runs the tests of a class or file, so that its fixtures are built once.
     """
     groups = {item: _group(item) for item in items}
-    items.sort(key=lambda item: (groups[item] not in ONE_WORKER, item.get_closest_marker("slow") is None))
+    items.sort(
+        key=lambda item: (
+            groups[item] not in ONE_WORKER,
+            item.get_closest_marker("slow") is None,
+            not groups[item].startswith(LONGEST),
+        )
+    )
     for item, group in groups.items():
         item.add_marker(pytest.mark.xdist_group(group))
 
