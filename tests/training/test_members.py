@@ -42,7 +42,7 @@ WEIGHTS = "score.out.weights"
 
 def make_recipe(root: Path, **options: Any) -> Recipe:
     """Return a recipe with rates at which members overfit within a few evaluations."""
-    usual = {"dense": {"learning_rate": 0.05}, "embedding": ROWS, "eval_every": 9, "epochs": 3}
+    usual = {"dense": {"learning_rate": 0.05}, "embedding": ROWS, "eval_every": 9, "epochs": 2}
     return Recipe.from_dict({**tiny(root, **(usual | options)), "model": MODEL})
 
 

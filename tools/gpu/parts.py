@@ -96,7 +96,7 @@ def directory() -> None:
             if out_of_time(f"directory {share}"):
                 return
             (batch,) = steps.batches(size, 1, 7 + number)
-            ids = np.ascontiguousarray(batch.sparse.values.numpy().reshape(26, size)[columns]).ravel()
+            ids = np.ascontiguousarray(batch.sparse.values.numpy().reshape(-1, size)[columns]).ravel()
             bags = BagBatch(values=ids, offsets=None, weights=None, batch=size, key=places)
             limit_threads(threads)
             began = time.perf_counter()

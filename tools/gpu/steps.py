@@ -39,8 +39,8 @@ from stratarec.training.steps.graph_step import DeviceStages, build_stages
 from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 SEED, POOL = 1, ThreadPoolExecutor(16)
-NAMES = [f"C{place}" for place in range(26)]
-ROWS = {name: min(rows, 97) if SMALL else rows for name, rows in zip(NAMES, CRITEO_ROWS, strict=True)}
+NAMES = [f"C{place}" for place in range(6 if SMALL else 26)]
+ROWS = {name: min(rows, 97) if SMALL else rows for name, rows in zip(NAMES, CRITEO_ROWS[: len(NAMES)], strict=True)}
 SCHEMA = Schema(
     dense=tuple(DenseFeature(name=f"I{place}") for place in range(13)),
     sparse=tuple(SparseFeature(name=name) for name in NAMES),
@@ -345,7 +345,9 @@ def close(sides: Mapping[str, Side]) -> None:
         torch.cuda.empty_cache()
 
 
-def sessions(size: int, count: int, rows: Mapping[str, int], length: int = 20, samples: float = 16.5) -> list[Batch]:
+def sessions(
+    size: int, count: int, rows: Mapping[str, int], length: int = 4 if SMALL else 20, samples: float = 16.5
+) -> list[Batch]:
     """Draw batches of sessions, whose samples share a user and a history; each sample has an item and contexts."""
     drawn, distinct = [], max(int(size / samples), 1)
 
