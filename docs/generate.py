@@ -346,9 +346,9 @@ def commands() -> str:
         "## Progress",
         "",
         "On a terminal, a bar shows the completed share of the work and the remaining time (ETA), which is computed "
-        "from the pace of the last minute, without the time before the first unit was done. If the output is not a terminal, a line is printed every ten seconds. With "
-        "`-q`, nothing is printed. With `--json`, standard output is the result as JSON, and standard error has one "
-        "line of JSON for each event:",
+        "from the pace of the last minute, without the time before the first unit was done. If the output is not a "
+        "terminal, a line is printed every ten seconds. With `-q`, nothing is printed. With `--json`, standard output "
+        "is the result as JSON, and standard error has one line of JSON for each event:",
         "",
         "```json",
         '{"event": "start", "time": 1780000000.0, "task": "train", "unit": "steps", "total": 4000, "done": 0}',
