@@ -16,41 +16,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import numpy as np
 
+from stratarec.config.choices import OneOf
 from stratarec.config.validate import check_choice, check_ranges
 from stratarec.errors import ConfigError, TrainingError
+from stratarec.kernels.optimizers import ROW_OPTIMIZERS
 
 if TYPE_CHECKING:  # recipes are read without torch and Numba
     from stratarec.kernels.update import Missed, RowUpdate
 
 
-class RowState(NamedTuple):
-    """State of a row optimizer in addition to the weights."""
-
-    row: str = ""
-    """Name of the state with one float per row, or empty."""
-    full: tuple[str, ...] = ()
-    """Names of the states with one float per weight."""
-    lingers: bool = False
-    """Whether a trained row continues to change in batches that lack it, as with Adam's moments."""
-
-
-ROW_OPTIMIZERS = {
-    "sgd": RowState(),
-    "rowwise_adagrad": RowState(row="sum"),
-    "adagrad": RowState(full=("sum",)),
-    "rowwise_adam": RowState(row="exp_avg_sq", full=("exp_avg",), lingers=True),
-    "adam": RowState(full=("exp_avg", "exp_avg_sq"), lingers=True),
-}
-"""All kinds. A new kind is an entry here and a rule in `kernels.update.rules`, which numbers the kinds."""
-
-if TYPE_CHECKING:
-    RowOptimizerKind: TypeAlias = str
-else:
-    RowOptimizerKind = Literal[tuple(ROW_OPTIMIZERS)]
+RowOptimizerKind: TypeAlias = Annotated[str, OneOf(lambda: {name: kind.about for name, kind in ROW_OPTIMIZERS.items()})]
+"""A key of `ROW_OPTIMIZERS`."""
 
 
 SCHEDULES: Mapping[str, Callable[[float, float], float]] = {
@@ -59,10 +39,7 @@ SCHEDULES: Mapping[str, Callable[[float, float], float]] = {
     "polynomial": lambda done, power: (1 - done) ** power,
 }
 """Kind of schedule -> factor after warm-up, from 1 to 0, as a function of the completed share of steps and `power`."""
-if TYPE_CHECKING:
-    ScheduleKind: TypeAlias = str
-else:
-    ScheduleKind = Literal[tuple(SCHEDULES)]
+ScheduleKind: TypeAlias = Annotated[str, OneOf(lambda: SCHEDULES)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +107,7 @@ class RowOptimizerConfig:
     """
 
     kind: RowOptimizerKind = "rowwise_adagrad"
-    """Bytes of optimizer state: ``rowwise_adagrad`` 4 per row, ``adagrad`` 4 per weight, ``rowwise_adam`` 4 per weight
-    and 4 per row, ``adam`` 8 per weight, ``sgd`` none."""
+    """Kind of the optimizer. More state takes more memory."""
     learning_rate: float = 0.02
     """Step size before the schedule."""
     eps: float = 1e-8

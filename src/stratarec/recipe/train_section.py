@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
-from stratarec.config.validate import check_directory, check_finite, check_ranges, check_seed
+from stratarec.config.choices import OneOf
+from stratarec.config.validate import check_choice, check_directory, check_finite, check_ranges, check_seed
 from stratarec.data.dataset.row_group import Unit
 from stratarec.embedding.optimizers import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.io.remote import check_store_url
+from stratarec.models.dense_optimizers import DENSE_OPTIMIZERS
 from stratarec.models.losses import LOSSES, AnyLossConfig, CrossEntropyConfig
 from stratarec.models.metrics import MetricName
 
@@ -31,7 +33,7 @@ CalibrationKind = Literal["none", "shift", "platt", "isotonic"]
 class DenseOptimizerConfig:
     """Optimizer of the network."""
 
-    kind: Literal["adam", "adamw", "adagrad", "sgd"] = "adam"
+    kind: Annotated[str, OneOf(lambda: DENSE_OPTIMIZERS)] = "adam"
     learning_rate: float = 1e-3
     """Step size before the schedule."""
     weight_decay: float = 0.0
@@ -41,6 +43,7 @@ class DenseOptimizerConfig:
     """Factor on the learning rate over steps."""
 
     def __post_init__(self) -> None:
+        check_choice(self.kind, "train.dense.kind", DENSE_OPTIMIZERS)
         check_ranges(self, "train.dense.", learning_rate="[0, inf)", weight_decay="[0, inf)")
 
 

@@ -32,6 +32,7 @@ from stratarec.io.atomic import cache_directory, read_json, write_json
 from stratarec.io.hashes import versions
 from stratarec.kernels.runtime.accelerator import CPU, open_device
 from stratarec.models.base import CTRModel, autocast
+from stratarec.models.dense_optimizers import DENSE_OPTIMIZERS
 from stratarec.planning.machine import DeviceRates
 from stratarec.recipe.train_section import DenseOptimizerConfig
 
@@ -80,17 +81,11 @@ def uncompiled(kind: type[Optimizer]) -> type[Optimizer]:
 
 def build_optimizer(config: DenseOptimizerConfig, network: nn.Module) -> Optimizer:
     """Build the fused torch optimizer of a network, without decorators for ``torch.compile``."""
-    kinds = {
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "adagrad": torch.optim.Adagrad,
-        "sgd": torch.optim.SGD,
-    }
-    make: Any = uncompiled(kinds[config.kind])
-    weights = list(network.parameters())
-    # Fused Adagrad supports few devices.
-    fused = True if config.kind != "adagrad" or weights[0].device.type == "cpu" else None
-    optimizer: Optimizer = make(weights, lr=config.learning_rate, weight_decay=config.weight_decay, fused=fused)
+    kind, weights = DENSE_OPTIMIZERS[config.kind], list(network.parameters())
+    make: Any = uncompiled(kind.load())
+    fused = kind.fused == "everywhere" or (kind.fused == "cpu" and weights[0].device.type == "cpu")
+    options = {"fused": True} if fused else {}
+    optimizer: Optimizer = make(weights, lr=config.learning_rate, weight_decay=config.weight_decay, **options)
     return optimizer
 
 

@@ -25,6 +25,7 @@ from stratarec.kernels import cache
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.codec import gpu as codecs
 from stratarec.kernels.codec.kinds import KINDS
+from stratarec.kernels.optimizers import ROW_OPTIMIZERS
 from stratarec.kernels.pooling import gpu as pooling
 from stratarec.kernels.random import RowNoise
 from stratarec.kernels.random import gpu as random
@@ -97,6 +98,11 @@ class DeviceSlots(SlotMemory):
                 f"{self._device} has too little free memory for {slots:,} slots of {width} floats and their optimizer "
                 f"state, {4 * sum(sizes.values()) / 2**30:.1f} GiB: keep fewer rows there"
             ) from error
+        if ROW_OPTIMIZERS[optimizer.kind].update is not None:
+            raise ConfigError(
+                f"train.embedding.kind is {optimizer.kind}, which does not run on a GPU: set memory.hbm to 0, "
+                "or another optimizer"
+            )
         self._order, self._kind = level0.order, rules.KINDS[optimizer.kind]
         # `ok` of steps that are applied in any case.
         self._always = torch.ones(1, dtype=torch.int32, device=self._device)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.bags import BagBatch, GroupLayout, span
 from stratarec.kernels.runtime.numba_private import has_cached_kernel
-from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
+from stratarec.kernels.runtime.team import run_team, take, team_of
 from stratarec.kernels.runtime.threads import threads_for
 from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch, prefetch_row
 from stratarec.kernels.simd.vector import add, blocks, broadcast, load, multiply, store, total
@@ -38,6 +38,8 @@ from stratarec.kernels.update.lists import (
     sort_by_row,
 )
 from stratarec.kernels.update.rules import (
+    CHOOSING,
+    IS_CACHED,
     MissedSteps,
     Slots,
     Step,
@@ -68,7 +70,7 @@ class Sources(NamedTuple):
     rows: NDArray[np.float32]
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def gradient_of(lanes, i, block, sources):
     """Return a block of the scaled gradient of lookup i."""
     literally(lanes)
@@ -82,7 +84,7 @@ def gradient_of(lanes, i, block, sources):
     return multiply(broadcast(sources.scale[i], lanes), row) if sources.scaled else row
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def prefetch_gradient(i, first, floats, sources):
     """Prefetch `floats` floats of the gradient of lookup i, except for sequences, whose gradients are read in order."""
     if sources.plain:
@@ -91,7 +93,7 @@ def prefetch_gradient(i, first, floats, sources):
         prefetch_row(sources.pooled, U(sources.of[i]) + first, floats)
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def differs(i, sources):
     """Whether the gradients of lookups i and i - 1 may differ; lookups of a bag share a gradient."""
     if sources.plain or sources.of[i] != sources.of[i - U(1)]:
@@ -99,7 +101,7 @@ def differs(i, sources):
     return sources.scaled and sources.scale[i] != sources.scale[i - U(1)]
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def sum_dense(lanes, ids, lookups, D, scratch, sources):
     """Add the gradient of every lookup of row r to ``dense[r * D:][:D]``, in order."""
     literally(lanes)
@@ -121,7 +123,7 @@ def sum_dense(lanes, ids, lookups, D, scratch, sources):
             store(scratch.dense, place, add(load(scratch.dense, place, lanes), gradient))
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def apply_dense(lanes, limit, origin, D, slots, scratch, step):
     """Update the rows that `sum_dense` touched, and reset the arrays of sums and marks."""
     literally(lanes)
@@ -133,7 +135,7 @@ def apply_dense(lanes, limit, origin, D, slots, scratch, step):
                 store(scratch.dense, row * D + block, broadcast(NOTHING, lanes))
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def sum_row(lanes, span, D, scratch, sources):
     """Set `row_sum` to the sum of the gradients of lookups ``order[begin:end]``, in order; `span` is (begin, end)."""
     literally(lanes)
@@ -147,7 +149,7 @@ def sum_row(lanes, span, D, scratch, sources):
         store(scratch.row_sum, block, row_sum)
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def apply_sorted(lanes, lookups, distinct, origin, D, slots, scratch, sources, step):
     """Sum the gradients of each distinct row in order, and update the row."""
     literally(lanes)
@@ -167,7 +169,7 @@ def apply_sorted(lanes, lookups, distinct, origin, D, slots, scratch, sources, s
         train_row(lanes, step, slots, origin + U(scratch.row_of[u]), D, scratch.row_sum, U(0))
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def member_scratch(work, m):
     """Return row `m` of every array of the scratch, which belongs to thread `m` of the team."""
     return MemberScratch(
@@ -176,7 +178,7 @@ def member_scratch(work, m):
     )  # fmt: skip
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def update_tables(member, lanes, one_block, tasks, width, slots, batch, gradients, work, step):
     """Update one table (or part of its rows) after another until no task is left. No row belongs to two tasks."""
     literally(lanes)
@@ -209,7 +211,7 @@ def update_tables(member, lanes, one_block, tasks, width, slots, batch, gradient
         apply_sorted(lanes, lookups, distinct, origin, D, slots, scratch, sources, step)
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def norm_sorted(lanes, lookups, distinct, D, scratch, sources):
     """Return the sum of squares of all rows' summed gradients; rows are added in the order of their first lookups."""
     literally(lanes)
@@ -231,7 +233,7 @@ def norm_sorted(lanes, lookups, distinct, D, scratch, sources):
     return square_sum
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def norm_tables(member, lanes, one_block, counter, width, batch, gradients, work, out):
     """Compute the sum of squares of one table after another until none is left.
 
@@ -266,7 +268,7 @@ _PIECE_IDS = np.arange(_PIECE, dtype=np.int32)
 _NO_NUMBERS = np.empty((0, 3), dtype=np.float32)
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def apply_missed_of_feature(lanes, f, part, bags, features, slots, D, rule, missed):
     """Apply missed steps to the rows that a feature looks up, if they belong to `part` of their table.
 
@@ -283,7 +285,7 @@ def apply_missed_of_feature(lanes, f, part, bags, features, slots, D, rule, miss
             apply_missed_to_row(lanes, rule, missed, slots, U(base + row), D)
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def apply_missed_of_tables(member, lanes, one_block, tasks, width, slots, batch, rule, missed):
     """Apply missed steps to one table, or one part of a table's rows, after another until no task is left."""
     literally(lanes)
@@ -301,7 +303,7 @@ def apply_missed_of_tables(member, lanes, one_block, tasks, width, slots, batch,
 def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
     """Return the kernels for blocks of `lanes` floats. Each is compiled at its first call and cached on disk."""
 
-    @njit(nogil=True, cache=True)
+    @njit(nogil=True, cache=IS_CACHED)
     def run_update(team, width, slots, batch, tasks, gradients, work, step):
         # Named tuples are built here: passing one from Python costs 0.6 to 1.4 us, passing a plain tuple 0.2 to 0.6.
         (rule, numbers), missed = step
@@ -312,7 +314,7 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
         )  # fmt: skip
         run_team(team, update_tables, args)
 
-    @njit(nogil=True, cache=True)
+    @njit(nogil=True, cache=IS_CACHED)
     def run_norms(team, width, batch, gradients, work, out):
         counter = np.zeros(1, np.int64)
         args = (
@@ -320,7 +322,7 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
         )  # fmt: skip
         run_team(team, norm_tables, args)
 
-    @njit(nogil=True, cache=True)
+    @njit(nogil=True, cache=IS_CACHED)
     def run_apply_missed(team, width, slots, batch, tasks, rule, missed):
         tasks = UpdateTasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2])
         args = (lanes, one_block, tasks, width, Slots(*slots), batch_of(batch), rule_of(rule), MissedSteps(*missed))

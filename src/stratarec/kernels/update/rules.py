@@ -12,14 +12,18 @@ import numpy as np
 from numba import literally, njit
 from numpy.typing import NDArray
 
-from stratarec.kernels.runtime.team import BODY
+from stratarec.kernels.optimizers import ROW_OPTIMIZERS
+from stratarec.kernels.runtime.team import BODY, NEVER_CACHED
 from stratarec.kernels.simd.prefetch import U, prefetch, prefetch_row
 from stratarec.kernels.simd.vector import add, broadcast, divide, load, multiply, square_root, store, subtract, total
 
-SGD, ROWWISE_ADAGRAD, ADAGRAD, ROWWISE_ADAM, ADAM = range(5)
-KINDS = {
-    "sgd": SGD, "rowwise_adagrad": ROWWISE_ADAGRAD, "adagrad": ADAGRAD, "rowwise_adam": ROWWISE_ADAM, "adam": ADAM,
-}  # fmt: skip
+IS_CACHED = ROW_OPTIMIZERS.close()
+# Options of functions that contain the row optimizers.
+CHOOSING = {**BODY, "cache": IS_CACHED}
+KINDS = {name: number for number, name in enumerate(ROW_OPTIMIZERS)}
+SGD, ROWWISE_ADAGRAD, ADAGRAD, ROWWISE_ADAM, ADAM = [KINDS[name] for name in (
+    "sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam",
+)]  # fmt: skip
 
 
 class Slots(NamedTuple):
@@ -104,7 +108,7 @@ def step_numbers(rule):
     return float(rule.rate), rule.rate / first, second**-0.5
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def rule_of(values):
     """Return the `Rule` with the fields from `compiled`, each rounded once to float32."""
     kind, scale, eps, l2, weight_decay, beta1, rest1, beta2, rest2 = values
@@ -114,14 +118,14 @@ def rule_of(values):
     )  # fmt: skip
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def step_numbers_of(values):
     """Return the `StepNumbers` with the fields from `step_numbers`, each rounded once to float32."""
     rate, step_size, inv_sqrt_bias2 = values
     return StepNumbers(np.float32(rate), np.float32(step_size), np.float32(inv_sqrt_bias2))
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def direction(lanes, rule, weights, place, gradient, at):
     """Return a block of a row's scaled gradient, including the L2 term."""
     literally(lanes)
@@ -131,7 +135,7 @@ def direction(lanes, rule, weights, place, gradient, at):
     return block
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def mean_square(lanes, rule, weights, first, D, gradient, start):
     """Return the mean square of a row's gradient, in the order of `vector.total`: the same bits on every machine."""
     literally(lanes)
@@ -142,7 +146,7 @@ def mean_square(lanes, rule, weights, first, D, gradient, start):
     return square_sum / np.float32(D)
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def move(lanes, rule, numbers, weights, place, change):
     """Apply decoupled decay, then subtract `change` from a block of weights, ``weights[place:][:lanes]``."""
     literally(lanes)
@@ -152,7 +156,7 @@ def move(lanes, rule, numbers, weights, place, change):
     store(weights, place, subtract(block, change))
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def blend(lanes, state, place, keep, share, value):
     """Set ``state[place:][:lanes] = keep * state + share * value`` and return the result."""
     literally(lanes)
@@ -162,7 +166,7 @@ def blend(lanes, state, place, keep, share, value):
     return blended
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def adagrad_block(lanes, rule, numbers, slots, place, block):
     """Update a block of weights by Adagrad, given the gradient of the block."""
     literally(lanes)
@@ -172,7 +176,7 @@ def adagrad_block(lanes, rule, numbers, slots, place, block):
     move(lanes, rule, numbers, slots.weights, place, divide(multiply(broadcast(numbers.rate, lanes), block), scale))
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def adam_block(lanes, rule, numbers, slots, place, state, D, block):
     """Update a block of weights by Adam. Its first moments start at `state`, its second moments at `state` + D."""
     literally(lanes)
@@ -183,7 +187,7 @@ def adam_block(lanes, rule, numbers, slots, place, state, D, block):
     move(lanes, rule, numbers, slots.weights, place, change)
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def factor_of(lanes, rule, numbers, slots, row, D, gradient, start):
     """Update the state of the row; return the factor of its gradient or first moment."""
     literally(lanes)
@@ -199,7 +203,7 @@ def factor_of(lanes, rule, numbers, slots, row, D, gradient, start):
     return factor
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def update_row(lanes, rule, numbers, slots, row, D, gradient, start):
     """Apply the summed gradient ``gradient[start:start + D]`` to row `row` and its state."""
     literally(lanes)
@@ -220,7 +224,30 @@ def update_row(lanes, rule, numbers, slots, row, D, gradient, start):
             move(lanes, rule, numbers, slots.weights, place, multiply(broadcast(factor, lanes), part))
 
 
-@njit(**BODY)
+def with_added(kinds, others):
+    """Return a compiled `update_row` that also has the added kinds, pairs of number and function; `others` has none."""
+    if not kinds:
+        return others
+    (code, function), *rest = kinds
+    first, others = njit(**NEVER_CACHED)(function), with_added(rest, others)
+
+    @njit(**NEVER_CACHED)
+    def choose(lanes, rule, numbers, slots, row, D, gradient, start):
+        literally(lanes)
+        if rule.kind == code:
+            first(rule, numbers, slots, row, D, gradient, start)
+        else:
+            others(lanes, rule, numbers, slots, row, D, gradient, start)
+
+    return choose
+
+
+update_row = with_added(
+    [(KINDS[name], kind.update) for name, kind in ROW_OPTIMIZERS.items() if kind.update], update_row
+)
+
+
+@njit(**CHOOSING)
 def apply_missed_to_row(lanes, rule, missed, slots, row, D):
     """Apply the steps that row `row` has missed, one by one; the result is the same as if applied in time."""
     literally(lanes)
@@ -234,7 +261,7 @@ def apply_missed_to_row(lanes, rule, missed, slots, row, D):
     clock[row] = missed.steps
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def train_row(lanes, step, slots, row, D, gradient, start):
     """Apply missed steps to a row, then the current step."""
     literally(lanes)
@@ -245,7 +272,7 @@ def train_row(lanes, step, slots, row, D, gradient, start):
     update_row(lanes, step.rule, step.numbers, slots, row, D, gradient, start)
 
 
-@njit(**BODY)
+@njit(**CHOOSING)
 def prefetch_state(kind, slots, row, D):
     """Prefetch all memory that `train_row` will use."""
     prefetch_row(slots.weights, row * D, D)

@@ -37,6 +37,7 @@ from stratarec.embedding.rings import Place, Ring, sequence_room
 from stratarec.kernels.row_index import RowIndex
 from stratarec.kernels.runtime.accelerator import driver_of
 from stratarec.models.base import CTRModel, autocast
+from stratarec.models.dense_optimizers import DENSE_OPTIMIZERS
 from stratarec.models.layers import Dropout
 from stratarec.models.request import Request
 from stratarec.progress import timed
@@ -46,8 +47,6 @@ from stratarec.training.steps.step import Stages, StepResult
 
 # Layers that draw random numbers on the host, or that change a state at each call, warm-up included.
 _CHANGING = (Dropout, nn.modules.batchnorm._BatchNorm)
-# Optimizers that read a flag on the device: if it is set, a step changes nothing.
-_REFUSING = ("Adam", "AdamW", "SGD")
 _WARM_UP = 3
 _MOST_GRAPHS = 8
 _NUMBERS = 5
@@ -180,7 +179,7 @@ class GraphStep:
         assert isinstance(engine, Engine)
         self._engine: Engine = engine
         self._clips_rows = self._config.clip_rows
-        self._refuses = type(self._optimizer).__name__ in _REFUSING
+        self._refuses = DENSE_OPTIMIZERS[self._config.dense.kind].skips
         self._is_queued = engine.queued and self._refuses and not self._clips_rows
         self._device = self._model.device
         driver = driver_of(self._device)
