@@ -29,20 +29,18 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.checkpoint import checked, initialize_tables, load_tables, same_layout, save_tables
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import CodecConfig, EmbeddingBagConfig, check_tables
+from stratarec.embedding.homes import HOMES, HomeKind, NewStore
 from stratarec.embedding.lookup_engine import Health, LookupEngine, Prepared
 from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
 from stratarec.embedding.slots import Level0
 from stratarec.embedding.slots.memory import StagedBatch
-from stratarec.embedding.stores.arrays import DramRecords, MappedRecords
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.stores.device import DeviceRecords
-from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.log_layout import DEAD_BYTES, LogConfig, location_bytes, plan_layout
 from stratarec.embedding.tables.base import BatchStamp, TableGroup
 from stratarec.embedding.tables.cache import Directory
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tables.resident import ResidentTables
-from stratarec.embedding.tiers import HomeKind, TierConfig
+from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import CheckpointError, ConfigError, TrainingError
 from stratarec.kernels.bags import first_falling
 from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
@@ -186,17 +184,13 @@ def build_tables(
         for place, (key, members) in enumerate(groups):
             # Built before the store allocates memory or files, because it rejects tables that are too large.
             directory = Directory(members, tiers.tables, policy=tiers.policy, ways=tiers.ways, seed=seed)
-            budget = budgets.get(place, 0)
-            record = codecs[place].record_bytes
-            if key[1] == "hbm":
-                if not level0.slots(0, key[0], step_clock.optimizer).queued:
-                    raise ConfigError(
-                        f"table {members[0].name!r} has home 'hbm', but rows are trained on {level0.device}: set the "
-                        "device to a GPU, or the home to dram"
-                    )
-                store: RecordStore = DeviceRecords(level0, rows=rows[place], record_bytes=record)
-            else:
-                store = open_store(key[1], tiers, f"group-{place:02d}", members, record, budget)
+            if key[1] == "hbm" and not level0.slots(0, key[0], step_clock.optimizer).queued:
+                raise ConfigError(
+                    f"table {members[0].name!r} has home 'hbm', but rows are trained on {level0.device}: set the "
+                    "device to a GPU, or the home to dram"
+                )
+            new = NewStore(rows[place], codecs[place].record_bytes, None, level0, budgets.get(place, 0))
+            store = open_store(key[1], tiers, f"group-{place:02d}", members, new)
             built.append(CachedTables(members, columns, directory, codecs[place], store, step_clock, health, level0))
     except Exception:
         for group in built:
@@ -242,36 +236,27 @@ def _split_by_store(key: Shared, configs: Configs, optimizer: RowOptimizerConfig
 
 
 def open_store(
-    home: HomeKind, tiers: TierConfig, name: str, configs: Configs, record_bytes: int, log_budget_bytes: int
-) -> RecordStore:
+    home: HomeKind, tiers: TierConfig, name: str, configs: Configs, new: NewStore
+) -> RecordStore:  # fmt: skip
     """Open an empty store for the rows of a group of tables.
 
     Parameters
     ----------
     home : str
-        ``dram``, ``mapped`` or ``log``.
+        Name of the kind of home, such as ``log``.
     tiers : TierConfig
         Directories of the homes.
     name : str
-        Name of the store's directory or file below the directory of its home.
+        Name of the store's directory or file below the directory of its home, if that has one.
     configs : list of EmbeddingBagConfig
         The tables.
-    record_bytes : int
-        Bytes of a record.
-    log_budget_bytes : int
-        Maximum bytes of the files of a log; 0 for no limit.
+    new : NewStore
+        Sizes of the store.
     """
-    rows = _rows(configs)
-    if home == "dram":
-        return DramRecords(rows=rows, record_bytes=record_bytes)
-    path = tiers.mapped_path if home == "mapped" else tiers.log_path
-    assert path is not None, "TierConfig checks that homes with files have a path"
-    if home == "mapped":
-        return MappedRecords(path / name, rows=rows, record_bytes=record_bytes)
-    config = LogConfig(budget_bytes=log_budget_bytes)
     first_row = np.cumsum([0, *(table.num_embeddings for table in configs)]).tolist()
     frequent = [(first, tiers.tables[table.name].dram_rows) for first, table in zip(first_row, configs, strict=False)]
-    return LogRecords(path / name, rows=rows, record_bytes=record_bytes, config=config, frequent=frequent)
+    path = getattr(tiers, HOMES[home].path) / name if HOMES[home].path else None
+    return HOMES[home].open(new._replace(path=path, frequent=frequent))
 
 
 _LAST_STAMP, _SHIFT = 2**31 - 2, 2**30

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from stratarec.config.validate import check_ranges
+from stratarec.config.validate import check_choice, check_ranges
 from stratarec.embedding.config import CachePolicy, CodecConfig
+from stratarec.embedding.homes import HOMES, HomeKind
 from stratarec.errors import ConfigError
-
-HomeKind = Literal["dram", "mapped", "log", "hbm"]
 
 MEMORY_NAMES = {"hbm": "GPU memory", "dram": "DRAM", "mapped": "mapped", "block": "block"}
 """Memory that rows can be in -> its name in texts."""
@@ -29,7 +27,7 @@ class TableTier:
 
     home: HomeKind = "dram"
     """``dram`` is an array, ``mapped`` a memory-mapped file, ``log`` an append-only log on a block device, ``hbm`` an
-    array in the memory of the GPU that trains the rows."""
+    array in the memory of the GPU that trains the rows; `HOMES` may have more."""
     codec: CodecConfig = field(default_factory=CodecConfig)
     """Encoding of rows in the home."""
     cache_rows: int
@@ -66,11 +64,11 @@ class TierConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, "", ways="[1, 256]")
-        for home, path in (("mapped", self.mapped_path), ("log", self.log_path)):
-            named = [name for name, tier in self.tables.items() if tier.home == home]
-            if named and path is None:
+        for name, tier in self.tables.items():
+            check_choice(tier.home, f"table {name!r}: home", HOMES)
+            if (field_name := HOMES[tier.home].path) and getattr(self, field_name) is None:
                 raise ConfigError(
-                    f"table {named[0]!r} has home {home!r}, but {home}_path is not set; set it to a directory"
+                    f"table {name!r} has home {tier.home!r}, but {field_name} is not set; set it to a directory"
                 )
 
 

@@ -32,10 +32,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
+from stratarec.config.choices import OneOf
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import CodecConfig
+from stratarec.embedding.homes import HOMES
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.log_layout import DEAD_BYTES, DEAD_SHARE, LogConfig, location_bytes, plan_layout
 from stratarec.embedding.tiers import OVERFLOW_SHARE, cache_sets
@@ -44,13 +46,12 @@ from stratarec.kernels.runtime.memory import buffer_bytes
 from stratarec.kernels.update import scratch_bytes
 from stratarec.planning.config import Memory as Memory
 
-Home: TypeAlias = Literal["level0", "dram", "mapped", "log", "hbm"]
+Home: TypeAlias = Annotated[str, OneOf(lambda: ["level0", *HOMES])]
 Parts: TypeAlias = Mapping[Memory, Mapping[str, int]]
 
 MEMORIES: tuple[Memory, ...] = ("hbm", "dram", "mapped", "block")
 LEVEL0: tuple[Memory, ...] = ("hbm", "dram")
 """Memories in which rows can be trained."""
-_HOME_MEMORY: Mapping[Home, Memory] = {"dram": "dram", "mapped": "mapped", "log": "block", "hbm": "hbm"}
 TAG_BYTES = STAMP_BYTES = COUNTER_BYTES = LOOKUP_SLOT_BYTES = 4
 LIST_BYTES = 6 * 8 * 5 // 4  # six lists of rows and slots that move, int64, with a quarter to spare
 MOST_ROWS_OF_A_LOG = 2_800_000_000
@@ -201,7 +202,7 @@ def cached_bytes(
         at_home["dead space"] = int(DEAD_SHARE * blocks)
     if not on_host:
         at_home["record padding"] = -record % 4 * rows
-    records: list[Parts] = [{_HOME_MEMORY[home]: at_home}, {"dram": _record_parts(layout, dram_rows)}]
+    records: list[Parts] = [{HOMES[home].memory: at_home}, {"dram": _record_parts(layout, dram_rows)}]
     return add_parts([level0_bytes(shape, slots, level0), {"hbm": on_device, "dram": dram}, *records])
 
 

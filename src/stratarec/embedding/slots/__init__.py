@@ -17,6 +17,7 @@ from stratarec.embedding.slots.cpu import CpuSlots
 from stratarec.embedding.slots.memory import SlotDevice, SlotMemory
 from stratarec.errors import ConfigError
 from stratarec.kernels.runtime.accelerator import CPU, require_triton
+from stratarec.registry import Registry
 
 
 class Level0(SlotDevice):
@@ -40,8 +41,7 @@ def _device_slots(level0: SlotDevice, slots: int, width: int, optimizer: RowOpti
     return DeviceSlots(level0, slots, width, optimizer)
 
 
-MEMORIES: dict[str, Callable[[SlotDevice, int, int, RowOptimizerConfig], SlotMemory]] = {
-    "cpu": CpuSlots,
-    "cuda": _device_slots,
-}
+MEMORIES = Registry[Callable[[SlotDevice, int, int, RowOptimizerConfig], SlotMemory]](
+    "memory of trained rows", {"cpu": CpuSlots, "cuda": _device_slots}
+)
 """Device type -> constructor of its slots."""

@@ -51,7 +51,7 @@ class RecordStore(Protocol):
     record_bytes: int
     """Bytes of one record."""
     kind: str
-    """``dram``, ``mapped``, ``log`` or ``hbm``."""
+    """A key of `HOMES`."""
     array: NDArray[np.uint8] | None
     """``[R, record_bytes]`` if records are directly addressable memory (dram, mapped), else None."""
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.homes import HOMES
 from stratarec.embedding.lookup_engine import Health
 from stratarec.embedding.optimizers import StepClock
 from stratarec.embedding.slots import Level0
@@ -278,8 +279,7 @@ class CachedTables(TableGroup):
             self._slots.restore(directory, manifest["slots"], stamp)
 
     def fits(self, manifest: Mapping[str, Any]) -> bool:
-        kinds = {"rows": ("dram", "mapped", "hbm"), "log": ("log",)}
-        same_home = self.store.kind in kinds.get(str(manifest["home"].get("layout", "")), ())
+        same_home = HOMES[self.store.kind].layout == manifest["home"].get("layout")
         return same_home and manifest.get("cache") == self.directory.shape
 
     # Clocks and resources
@@ -303,7 +303,7 @@ class CachedTables(TableGroup):
 
     @property
     def file_memory(self) -> str:
-        return "mapped" if self.store.kind == "mapped" else "block"
+        return HOMES[self.store.kind].memory
 
     def close(self) -> None:
         with self._moving:
