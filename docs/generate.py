@@ -256,7 +256,8 @@ def _choices(hint: Any) -> OneOf | Sections | None:
 def _abouts(hint: Any) -> str:
     """What the entries of a registry say of themselves."""
     names = mark.names() if isinstance(mark := _choices(hint), OneOf) else ()
-    texts = [f"`{name}`: {text}" for name, text in names.items() if text] if isinstance(names, dict) else []
+    abouts = names.items() if isinstance(names, dict) else ()
+    texts = [f"`{name}`: {text}" for name, text in abouts if text and isinstance(text, str)]
     return f"{'; '.join(texts)}." if texts else ""
 
 

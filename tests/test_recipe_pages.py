@@ -11,6 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
+from stratarec.data.sources import SOURCES
+from stratarec.distributed.wire_formats import WIRES
+from stratarec.kernels.codec.kinds import KINDS
+from stratarec.kernels.optimizers import ROW_OPTIMIZERS
+from stratarec.kernels.policies import POLICIES
+from stratarec.models.dense_optimizers import DENSE_OPTIMIZERS
+from stratarec.models.losses import LOSSES
+from stratarec.models.metrics import watched
+from stratarec.models.registry import MODELS
 from stratarec.recipe import Recipe
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -87,6 +96,16 @@ def test_every_field_links_to_a_heading_whose_page_names_it() -> None:
                 unexplained.append(f"{key}: {target} does not contain the field")
     assert not unexplained
     assert not {key for key in tool.EXPLANATIONS if "." in key} - used, "entries without a field"
+
+
+def test_the_reference_lists_the_choices_of_every_registry() -> None:
+    text = generate().recipe()
+    for registry in (DENSE_OPTIMIZERS, POLICIES, ROW_OPTIMIZERS, WIRES, watched()):
+        assert f"`{' | '.join(registry)}`" in text
+    for kind in (*LOSSES, *MODELS, *SOURCES):
+        assert f", kind {kind}\n" in text
+    assert f"auto | {' | '.join(KINDS)}" in text
+    assert " at 0x" not in text
 
 
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)

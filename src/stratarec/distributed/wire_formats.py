@@ -47,11 +47,13 @@ WIRES = Registry(
             predicted=False,
         ),
         "bf16": WireFormat(
-            about="relative error 0.16 %", codec=lambda: CodecConfig(kind="bf16", rounding="nearest"), dense="bfloat16"
+            about="relative error of a row 0.16 %",
+            codec=lambda: CodecConfig(kind="bf16", rounding="nearest"),
+            dense="bfloat16",
         ),
         # int8 is rounded stochastically: rounding to nearest has a bias, which would accumulate over steps.
         "int8": WireFormat(
-            about="relative error 0.4 %",
+            about="relative error of a row 0.4 %",
             codec=lambda: CodecConfig(kind="int8", rounding="stochastic", state="bf16"),
             scaled=True,
         ),

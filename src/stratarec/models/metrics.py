@@ -638,9 +638,9 @@ METRICS = Registry(
 """All metrics by name, in the order of reports."""
 
 
-def watched() -> dict[str, str]:
-    """Return the metrics that early stopping may use, and what they are."""
-    return {name: metric.about for name, metric in METRICS.items() if metric.better}
+def watched() -> tuple[str, ...]:
+    """Return the metrics that early stopping may use."""
+    return tuple(name for name, metric in METRICS.items() if metric.better)
 
 
 def headlines() -> tuple[str, ...]:

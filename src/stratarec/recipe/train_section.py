@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from stratarec.config.choices import OneOf
 from stratarec.config.validate import check_choice, check_directory, check_finite, check_ranges, check_seed
@@ -27,13 +27,14 @@ _MOST_TRACED = 10_000
 
 CurveKind = Literal["tensorboard", "wandb", "mlflow"]
 CalibrationKind = Literal["none", "shift", "platt", "isotonic"]
+DenseOptimizerKind: TypeAlias = Annotated[str, OneOf(lambda: DENSE_OPTIMIZERS)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseOptimizerConfig:
     """Optimizer of the network."""
 
-    kind: Annotated[str, OneOf(lambda: DENSE_OPTIMIZERS)] = "adam"
+    kind: DenseOptimizerKind = "adam"
     learning_rate: float = 1e-3
     """Step size before the schedule."""
     weight_decay: float = 0.0
