@@ -260,3 +260,12 @@ def test_ranks_start_from_the_rows_of_another_run(ranks: Ranks, home: Path, tmp_
     assert_near(model(tmp_path / "many"), model(tmp_path / "one"), 1e-5)
     begun = [checkpoint.read_state(last(tmp_path / name))["tables"]["earlier"] for name in ("one", "many")]
     assert begun == [10, 10]
+
+
+def test_ranks_train_the_loss_of_one_process(home: Path, tmp_path: Path, ranks: Ranks) -> None:
+    loss = {"kind": "focal", "gamma": 1.5}
+    alone = train(Mesh.alone(), make_recipe(home, tmp_path / "one", loss=loss))
+    (shared, _) = ranks.run(2, train, make_recipe(home, tmp_path / "two", loss=loss))
+    losses = [[value for _, value in each["losses"]] for each in (alone, shared)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert shared["test"]["log_loss"] == pytest.approx(alone["test"]["log_loss"], rel=1e-4)
