@@ -88,13 +88,16 @@ class FlatExchange:
     """
 
     def __init__(self, sharding: Sharding, mesh: Mesh, wires: tuple[Wire, Wire], local: Engine | None) -> None:
-        self._rank, self._rows = mesh.rank, mesh.rows
+        self._rank = mesh.rank
+        self._rows = mesh.rows
         self._wire, self._gradient_wire = wires
         self._requests = Requests(sharding)
-        self._streams, tables = self._requests.streams, sharding.tables
+        self._streams = self._requests.streams
+        tables = sharding.tables
         pooled = tuple(key for table in tables for key in table.feature_names)
         widths = tuple(table.embedding_dim for table in tables for _ in table.feature_names)
-        self._columns, self._width = _columns(pooled, widths), sum(widths)
+        self._columns = _columns(pooled, widths)
+        self._width = sum(widths)
         travel = {name: place.travel for name, place in sharding.places.items()}
         self._buffers = grouped([table for table in tables if travel[table.name] == "rows"], self._columns)
         self._sequence_dims = {
@@ -103,7 +106,8 @@ class FlatExchange:
         }  # fmt: skip
         self.row_order = (*self._sequence_dims, *(key for group in self._buffers for _, key in group.sequences))
         keys, dims = (local.pooled_keys, local.dims) if local else ((), ())
-        self._local_columns, self._local_width = _columns(keys, dims), sum(dims)
+        self._local_columns = _columns(keys, dims)
+        self._local_width = sum(dims)
         self._local_rows = local.row_order if local else ()
         self._validator = Validator((*pooled, *(key for table in tables for key in table.sequence_features)))
 

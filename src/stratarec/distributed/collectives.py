@@ -60,8 +60,11 @@ class Channel:
         roll: RollCall | None = None,
         watch: Callable[[], None] | None = None,
     ) -> None:
-        self.rank, self.ranks = rank, ranks
-        self._group, self._roll, self._watch = group, roll, watch
+        self.rank = rank
+        self.ranks = ranks
+        self._group = group
+        self._roll = roll
+        self._watch = watch
         # Bytes sent to other ranks, and seconds that the thread of the channel waited for them.
         self.sent_bytes = 0
         self.wait_seconds = 0.0

@@ -75,7 +75,9 @@ class Heartbeat:
     """
 
     def __init__(self, store: Store, rank: int, ranks: int, timeout: float) -> None:
-        self._store, self._rank, self._timeout = store, rank, timeout
+        self._store = store
+        self._rank = rank
+        self._timeout = timeout
         self._others = [other for other in range(ranks) if other != rank]
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._looked = 0.0
@@ -142,8 +144,11 @@ class RollCall:
     """
 
     def __init__(self, store: Store, rank: int, ranks: int, *, holds_store: bool) -> None:
-        self._store, self._rank, self._ranks = store, rank, ranks
-        self._holds_store, self._leaves = holds_store, False
+        self._store = store
+        self._rank = rank
+        self._ranks = ranks
+        self._holds_store = holds_store
+        self._leaves = False
 
     def leave(self, reason: str) -> None:
         """Store the reason why this rank ends with an error; later reasons are ignored."""

@@ -39,7 +39,8 @@ class RowBuffers:
     """
 
     def __init__(self, tables: Sequence[EmbeddingBagConfig], columns: Mapping[str, int]) -> None:
-        self.tables, self.width = tuple(tables), tables[0].embedding_dim
+        self.tables = tuple(tables)
+        self.width = tables[0].embedding_dim
         self._layout = group_layout(self.tables, columns, [0] * len(self.tables), [0] * len(self.tables))
         self._features = features_of(self.tables)
         # Place of each sequence feature among the group's features, and its name.

@@ -88,7 +88,8 @@ class SharedEngine(LookupEngine[SharedBatch]):
         self, sharding: Sharding, mesh: Mesh, optimizer: RowOptimizerConfig, seed: int, tiers: TierConfig,
         config: DistributedConfig,
     ) -> None:  # fmt: skip
-        self.sharding, self.mesh = sharding, mesh
+        self.sharding = sharding
+        self.mesh = mesh
         mine = sharding.configs(mesh.rank)
         names = {table.name for table in mine}
         local_tiers = replace(tiers, tables={name: tier for name, tier in tiers.tables.items() if name in names})
@@ -302,7 +303,10 @@ class SharedRows:
     def __init__(
         self, sharding: Sharding, channel: Channel, local: Engine | None, optimizer: RowOptimizerConfig
     ) -> None:
-        self._sharding, self._channel, self._local, self._optimizer = sharding, channel, local, optimizer
+        self._sharding = sharding
+        self._channel = channel
+        self._local = local
+        self._optimizer = optimizer
 
     def table(self, name: str) -> dict[str, Tensor]:
         """Return a copy of weights and state of the table `name`, on every rank."""

@@ -83,7 +83,8 @@ class Sharding:
     """
 
     def __init__(self, tables: Sequence[EmbeddingBagConfig], places: Mapping[str, Place], ranks: int) -> None:
-        self.tables, self.ranks = tuple(tables), ranks
+        self.tables = tuple(tables)
+        self.ranks = ranks
         check_tables(self.tables)
         names = [table.name for table in self.tables]
         wrong = sorted(set(names) ^ set(places))
@@ -374,8 +375,12 @@ class _Ranks:
     """Tables assigned to ranks so far."""
 
     def __init__(self, loads: Sequence[TableLoad], places: dict[str, Place], ranks: int, limit: float) -> None:
-        self._loads, self._places, self._ranks, self._limit = loads, places, ranks, limit
-        self._costs, self._bytes = [0.0] * ranks, [0.0] * ranks
+        self._loads = loads
+        self._places = places
+        self._ranks = ranks
+        self._limit = limit
+        self._costs = [0.0] * ranks
+        self._bytes = [0.0] * ranks
         for load in loads:
             if load.name in places:
                 cost = _work(load) + _WIRE_FACTOR * _rows_sent(load, places[load.name], ranks)

@@ -80,7 +80,8 @@ class DisaggregatedModel(CTRModel):
         super().__init__(model.embeddings, model.network)
         assert isinstance(model.network, TowerNetwork)
         assert mesh.between is not None
-        self._mesh, self._peers = mesh, mesh.between
+        self._mesh = mesh
+        self._peers = mesh.between
         self.towers = model.network.all_towers
         self.tower = self.towers[self._peers.rank]
         self._wires = (Wire(config.wire, seed, mesh.rank), Wire(config.gradient_wire, seed, mesh.rank))

@@ -58,8 +58,11 @@ class Wire:
     def __init__(self, kind: WireKind, seed: int, rank: int) -> None:
         check_choice(kind, "wire", WIRES)
         codec = WIRES[kind].codec
-        self._config, self._scaled = None if codec is None else codec(), WIRES[kind].scaled
-        self.kind, self._seed, self._rank = kind, seed, rank
+        self._config = None if codec is None else codec()
+        self._scaled = WIRES[kind].scaled
+        self.kind = kind
+        self._seed = seed
+        self._rank = rank
         self._codecs: dict[int, RecordCodec] = {}
 
     def bytes_of(self, spans: Sequence[Span]) -> int:

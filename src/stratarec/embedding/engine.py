@@ -299,8 +299,10 @@ class Engine(LookupEngine[Prepared]):
         # by which slots are ordered by age, is the number minus `_origin`, which grows before stamps exceed 32 bits.
         self._origin = 0
         self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
-        self._preparing, self._stepping = threading.Lock(), threading.Lock()
-        self.holding, self._pending = False, list[_Backward]()
+        self._preparing = threading.Lock()
+        self._stepping = threading.Lock()
+        self.holding = False
+        self._pending = list[_Backward]()
 
     # A step
 

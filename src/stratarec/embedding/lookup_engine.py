@@ -73,7 +73,8 @@ class Changing:
     __slots__ = ("_health", "_what")
 
     def __init__(self, health: Health, what: str) -> None:
-        self._health, self._what = health, what
+        self._health = health
+        self._what = what
 
     def __enter__(self) -> None:
         pass
@@ -129,8 +130,13 @@ class Prepared:
         self, features: KeyedJagged, staged: tuple[StagedBatch, ...], number: int, in_flight: InFlightBatches,
         ready: Any = None,
     ) -> None:  # fmt: skip
-        self.features, self.staged, self.number, self.ready = features, staged, number, ready
-        self._in_flight, self._generation, self._state = in_flight, in_flight.generation, "prepared"
+        self.features = features
+        self.staged = staged
+        self.number = number
+        self.ready = ready
+        self._in_flight = in_flight
+        self._generation = in_flight.generation
+        self._state = "prepared"
 
     def look_up(self, in_flight: InFlightBatches) -> None:
         """Record that the batch is looked up now.
@@ -367,7 +373,9 @@ class LookupEngine(ABC, Generic[AnyHandle]):
         self, configs: Sequence[EmbeddingBagConfig], batch_tables: Sequence[EmbeddingBagConfig],
         optimizer: RowOptimizerConfig, tiers: TierConfig, shared: LookupEngine[Any] | None = None,
     ) -> None:  # fmt: skip
-        self.configs, self.optimizer, self.tiers = tuple(configs), optimizer, tiers
+        self.configs = tuple(configs)
+        self.optimizer = optimizer
+        self.tiers = tiers
         self.pooled_keys = tuple(name for table in batch_tables for name in table.feature_names)
         self.dims = tuple(table.embedding_dim for table in batch_tables for _ in table.feature_names)
         self.sequence_keys = tuple(name for table in batch_tables for name in table.sequence_features)

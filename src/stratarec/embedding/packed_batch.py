@@ -161,7 +161,8 @@ class BatchLists:
     """``[N]`` int32 bag of each pooled lookup; None if lookup i is in bag i."""
 
     def __init__(self, form: Form, words: Tensor) -> None:
-        self.form, self.words = form, words
+        self.form = form
+        self.words = words
         # Stride of the gradients for which the lists were computed; -1 if they were not.
         self.listed_for = -1
         for name, (first, size, kind) in _parts(form)[0].items():

@@ -59,7 +59,10 @@ class Prefetcher(Generic[Item]):
         depth: int,
         pause_after: Callable[[int], bool] = lambda place: False,
     ) -> None:
-        self._engine, self._source, self._features, self._depth = engine, source, features, depth
+        self._engine = engine
+        self._source = source
+        self._features = features
+        self._depth = depth
         self._pause_after = pause_after
         self._in_flight = engine.in_flight
         self._changed = engine.in_flight.changed

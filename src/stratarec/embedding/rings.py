@@ -59,7 +59,8 @@ class DeviceOrder(StepOrder):
     """
 
     def __init__(self, driver: Driver) -> None:
-        self._driver, self._moves = driver, driver.stream()
+        self._driver = driver
+        self._moves = driver.stream()
         self.streams = (self._moves, driver.current())
         # Number of a batch -> event at the end of its step. Two threads add and remove entries.
         self._steps: dict[int, Any] = {}
@@ -114,7 +115,8 @@ class Place:
     """
 
     def __init__(self, words: int, driver: Driver, upload: Any, users: Sequence[Any]) -> None:
-        self._driver, self._upload = driver, upload
+        self._driver = driver
+        self._upload = upload
         self.host = driver.pinned(4 * words).view(torch.int32)
         with driver.on(upload):
             self.device = torch.empty(words, dtype=torch.int32, device=driver.device)
@@ -173,7 +175,9 @@ class Ring:
     """
 
     def __init__(self, driver: Driver, users: Sequence[Any] = ()) -> None:
-        self._driver, self._upload, self._users = driver, driver.stream(), users
+        self._driver = driver
+        self._upload = driver.stream()
+        self._users = users
         self._free: dict[int, list[Place]] = {}
         self._lock = threading.Lock()
         self.nbytes = 0

@@ -50,9 +50,13 @@ class Lookback:
     """
 
     def __init__(self, *, recent: int, window: int, memory: int, second: int, contexts: int) -> None:
-        self._spans, self._contexts = LookbackSpans(recent, window, memory, second), contexts
-        self._fresh, self._short, self._long = _queue(1), _queue(SHORT_KEYS + contexts), _queue(LONG_KEYS)
-        self._keys, self._counts = np.zeros(_SMALLEST, np.uint64), np.zeros(_SMALLEST, np.int32)
+        self._spans = LookbackSpans(recent, window, memory, second)
+        self._contexts = contexts
+        self._fresh = _queue(1)
+        self._short = _queue(SHORT_KEYS + contexts)
+        self._long = _queue(LONG_KEYS)
+        self._keys = np.zeros(_SMALLEST, np.uint64)
+        self._counts = np.zeros(_SMALLEST, np.int32)
         # At least the number of keys in the table, including those with a count of 0.
         self._most_keys = 0
         self._last = _last_table(_SMALLEST)

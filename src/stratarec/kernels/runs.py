@@ -51,7 +51,8 @@ class RunColumns:
     """
 
     def __init__(self, columns: int, spans: Sequence[tuple[int, int]], starts: Tensor) -> None:
-        self.columns, self.starts = columns, starts.numpy()
+        self.columns = columns
+        self.starts = starts.numpy()
         self.size = int(self.starts[-1])
         self._spans = _merged(sorted(spans))
 

@@ -115,7 +115,9 @@ class Trainer(Phase):
         recipe, ranks, hosts = self._resolved.recipe, self._resolved.mesh.ranks, self._resolved.mesh.hosts
         device = device_of(recipe.train.device, ranks)
         check_rows_device(recipe, device, plan)
-        self.run, self._given_plan, self._used = named_directory(recipe.run), plan, False
+        self.run = named_directory(recipe.run)
+        self._given_plan = plan
+        self._used = False
         self._directory = RunDirectory(self.run)
         self._copy_to_mirror: Callable[[], None] = lambda: None
         super().__init__(

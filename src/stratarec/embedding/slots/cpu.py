@@ -44,11 +44,13 @@ class CpuSlots(SlotMemory):
     transfers = HOST
 
     def __init__(self, level0: SlotDevice, slots: int, width: int, optimizer: RowOptimizerConfig) -> None:
-        self._level0, self._optimizer = level0, optimizer
+        self._level0 = level0
+        self._optimizer = optimizer
         self._rows = self._allocate(slots, width)
         self._slots = update.Slots(*self._rows.parts)
         self._workspace = update.UpdateWorkspace(level0.scratch)
-        self.slots, self.width = slots, width
+        self.slots = slots
+        self.width = width
 
     def _allocate(self, slots: int, width: int) -> FloatRows:
         return FloatRows.allocate(slots, width, **self._optimizer.state_shape)

@@ -81,8 +81,13 @@ class DeviceSlots(SlotMemory):
     def __init__(self, level0: SlotDevice, slots: int, width: int, optimizer: RowOptimizerConfig) -> None:
         if slots >= 1 << 31:
             raise ConfigError(f"tables of width {width} have {slots:,} slots, expected fewer than 2^31 on a GPU")
-        self._level0, self._optimizer, self.slots, self.width = level0, optimizer, slots, width
-        self._device, self.transfers, self._kept = level0.device, level0.copies, optimizer.state_shape
+        self._level0 = level0
+        self._optimizer = optimizer
+        self.slots = slots
+        self.width = width
+        self._device = level0.device
+        self.transfers = level0.copies
+        self._kept = optimizer.state_shape
         sizes = {
             "weights": slots * width, "row_state": slots * self._kept["row_state"],
             "full_state": slots * width * self._kept["full_state"], "clock": slots * self._kept["clock"],
@@ -103,12 +108,14 @@ class DeviceSlots(SlotMemory):
                 f"train.embedding.kind is {optimizer.kind}, which does not run on a GPU: set memory.hbm to 0, "
                 "or another optimizer"
             )
-        self._order, self._kind = level0.order, rules.KINDS[optimizer.kind]
+        self._order = level0.order
+        self._kind = rules.KINDS[optimizer.kind]
         # `ok` of steps that are applied in any case.
         self._always = torch.ones(1, dtype=torch.int32, device=self._device)
         self._lanes = math.gcd(width, LANES) if width < LANES else LANES
         # Tiles that were fastest on an H200 for 64 and 128 columns.
-        self._pool_tile, self._tile = Tile.of(width, 256, 4, 1), Tile.of(width, 512, 8, 4)
+        self._pool_tile = Tile.of(width, 256, 4, 1)
+        self._tile = Tile.of(width, 512, 8, 4)
         self._features: tuple[GroupLayout | None, FeatureLists | None] = None, None
         self._paces: tuple[NDArray[np.float32], int, Tensor] | None = None
 

@@ -194,7 +194,8 @@ class SlotDevice:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.scratch = device, Scratchpad()
+        self.device = device
+        self.scratch = Scratchpad()
         self._transfers = transfers_of(device)
         # Not shared with the network: a wait for the network's copies would also wait for copies of rows.
         self.copies = DeviceTransfers(driver_of(device)) if self.on_device else HOST

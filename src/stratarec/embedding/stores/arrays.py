@@ -114,8 +114,10 @@ class NumberedRecords(RecordStore):
     bits: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
 
     def __init__(self, rows: int, record_bytes: int) -> None:
-        self.rows, self.record_bytes = rows, record_bytes
-        self._written, self._changed = allocate_bits(rows), allocate_bits(rows)
+        self.rows = rows
+        self.record_bytes = record_bytes
+        self._written = allocate_bits(rows)
+        self._changed = allocate_bits(rows)
         self._chain = DeltaChain()
 
     @property

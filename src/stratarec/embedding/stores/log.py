@@ -71,12 +71,14 @@ class LogRecords:
         self, directory: Path, *, rows: int, record_bytes: int, config: LogConfig | None = None,
         frequent: Sequence[tuple[int, int]] = (),
     ) -> None:  # fmt: skip
-        self.rows, self.record_bytes = rows, record_bytes
+        self.rows = rows
+        self.record_bytes = record_bytes
         self.array: NDArray[np.uint8] | None = None
         self.bits: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
         self.config = config or LogConfig()
         self.layout = plan_layout(rows, record_bytes, self.config)
-        self._lock, self._moving = RLock(), Lock()
+        self._lock = RLock()
+        self._moving = Lock()
         self._frequent = FrequentRecords(frequent, record_bytes)
         self._guard = lock_store(Path(directory))
         self._lay_out(Path(directory), self.layout)
@@ -336,7 +338,8 @@ class Reader:
     """
 
     def __init__(self, layout: BlockLayout, depth: int, alignment: int) -> None:
-        self._layout, self._alignment = layout, alignment
+        self._layout = layout
+        self._alignment = alignment
         size = max(_BUFFER_BYTES // layout.block_bytes, 1) * layout.block_bytes
         self.scratch = allocate_bytes(size * depth).view(np.uint64)
         self._buffers = ReadBuffers(

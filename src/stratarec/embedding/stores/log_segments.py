@@ -75,7 +75,9 @@ class Segments:
     """
 
     def __init__(self, directory: Path, layout: BlockLayout, budget_bytes: int) -> None:
-        self.directory, self.layout, self.budget_bytes = directory, layout, budget_bytes
+        self.directory = directory
+        self.layout = layout
+        self.budget_bytes = budget_bytes
         self.descriptors = np.full(layout.slots, -1, np.int32)
         self.sequences = np.zeros(layout.slots, np.uint64)
         self.blocks = np.zeros(layout.slots, np.int64)
@@ -344,7 +346,9 @@ class Appender:
 
     def __init__(self, segments: Segments, lock: RLock, allowance: int) -> None:
         layout = segments.layout
-        self._segments, self._lock, self._allowance = segments, lock, allowance
+        self._segments = segments
+        self._lock = lock
+        self._allowance = allowance
         self._layout = layout
         self._words = allocate_bytes(layout.buffer_blocks * layout.block_bytes).view(np.uint64)
         self._state = np.zeros(4, np.int64)
@@ -454,7 +458,9 @@ class Compactor:
     """Moves live rows out of segments; one caller at a time."""
 
     def __init__(self, segments: Segments, locations: Locations, lock: RLock) -> None:
-        self._segments, self._locations, self._lock = segments, locations, lock
+        self._segments = segments
+        self._locations = locations
+        self._lock = lock
         self.appender = Appender(segments, lock, allowance=0)
         layout = segments.layout
         self.stride = allocate_bytes(max(_STRIDE_BYTES // layout.block_bytes, 1) * layout.block_bytes).view(np.uint64)
@@ -511,7 +517,9 @@ class Background:
     """A thread that calls `work` when woken. `raise_error` raises an exception of `work` in the caller's thread."""
 
     def __init__(self, work: Callable[[], None]) -> None:
-        self._work, self._wake, self._ends = work, Event(), False
+        self._work = work
+        self._wake = Event()
+        self._ends = False
         self._thread: Thread | None = None
         self._error: Exception | None = None
 

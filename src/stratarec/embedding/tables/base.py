@@ -147,7 +147,9 @@ class TableGroup(ABC):
         slots: Sequence[int],
         step_clock: StepClock,
     ) -> None:
-        self.configs, self.memory, self.step_clock = tuple(configs), memory, step_clock
+        self.configs = tuple(configs)
+        self.memory = memory
+        self.step_clock = step_clock
         self.width = memory.width
         self.traffic = RowTraffic()
         self.features = features_of(configs)

@@ -72,7 +72,10 @@ class CachedTables(TableGroup):
         # Kernels count a table's slots from its first one: slots of hot rows come after the caches.
         ends = start[1:] if directory.layout.hot is None else directory.layout.hot.start[1:]
         super().__init__(configs, columns, memory, start[:-1].tolist(), (ends - start[:-1]).tolist(), step_clock)
-        self.codec, self.store, self.directory, self.health = codec, store, directory, health
+        self.codec = codec
+        self.store = store
+        self.directory = directory
+        self.health = health
         self.mover = mover_of([table.name for table in configs], directory, codec, store, memory)
         self._slots = SlotRecords(directory, memory, codec.exact())
         # Locked while rows move, and while rows are read in place.

@@ -56,9 +56,13 @@ class ResidentTables(TableGroup):
         memory = level0.slots(first[-1], configs[0].embedding_dim, step_clock.optimizer)
         super().__init__(configs, columns, memory, first[:-1], rows, step_clock)
         self.codec = RecordCodec.of(CodecConfig(), memory.width, step_clock.optimizer)
-        self._changed, self._trained = allocate_bits(self.rows), allocate_bits(self.rows)
-        self._chain, self._seed, self._numbers = DeltaChain(), seed, TableNumbers(rows)
-        self._viewed, self._fresh = False, True
+        self._changed = allocate_bits(self.rows)
+        self._trained = allocate_bits(self.rows)
+        self._chain = DeltaChain()
+        self._seed = seed
+        self._numbers = TableNumbers(rows)
+        self._viewed = False
+        self._fresh = True
         self._initialize()
 
     def _initialize(self) -> None:
@@ -180,8 +184,12 @@ class _Records:
     """Array of float32 records, indexed by the numbers that rows have in files; read and written in pieces."""
 
     def __init__(self, tables: ResidentTables, numbers: TableNumbers) -> None:
-        self._memory, self._width, layout = tables.memory, tables.width, tables.codec.layout
-        self._numbers, self.shape, self._floats = numbers, (numbers.end, layout.record_bytes), layout.clock_at
+        self._memory = tables.memory
+        self._width = tables.width
+        layout = tables.codec.layout
+        self._numbers = numbers
+        self.shape = (numbers.end, layout.record_bytes)
+        self._floats = layout.clock_at
         self._kept = layout.kept
 
     def __getitem__(self, numbers: Indices, /) -> NDArray[np.uint8]:

@@ -71,7 +71,8 @@ class Driver:
     """torch's interfaces to a device, which are the same for every kind of device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.refusal = device, ""
+        self.device = device
+        self.refusal = ""
 
     def stream(self) -> Any:
         """Return a new stream."""
@@ -217,8 +218,11 @@ class DeviceTransfers(Transfers):
     """`Transfers` of a network on a device; `up` and `down` each have a separate stream."""
 
     def __init__(self, driver: Driver) -> None:
-        self.device, self._driver, self._pinned = driver.device, driver, _Pinned(driver)
-        self._up, self._down = driver.stream(), driver.stream()
+        self.device = driver.device
+        self._driver = driver
+        self._pinned = _Pinned(driver)
+        self._up = driver.stream()
+        self._down = driver.stream()
         # Event of the latest copy to the host, set in the order of the stream.
         self._last: Any = None
         self._lock = threading.Lock()

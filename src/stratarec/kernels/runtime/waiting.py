@@ -31,7 +31,8 @@ class OversubscribedPool:
     """OpenMP threads of an additional Python thread; with `threads` others, they outnumber the processors."""
 
     def __init__(self, threads: int) -> None:
-        self._ready, self._end = threading.Event(), threading.Event()
+        self._ready = threading.Event()
+        self._end = threading.Event()
         self._thread = threading.Thread(
             target=self._stay, args=(threads,), name="stratarec-oversubscribed", daemon=True
         )

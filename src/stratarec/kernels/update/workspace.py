@@ -89,8 +89,10 @@ class LookupLoad:
     """
 
     def __init__(self, counts: NDArray[np.int64], batch: int | None) -> None:
-        self.counts, self.batch = counts, batch
-        self.total, self.most = int(counts.sum()), int(counts.max(initial=0))
+        self.counts = counts
+        self.batch = batch
+        self.total = int(counts.sum())
+        self.most = int(counts.max(initial=0))
         self._tasks: dict[int, tuple[NDArray[np.int64], ...]] = {}
 
     def tasks(self, group: GroupLayout, threads: int) -> tuple[NDArray[np.int64], ...]:
