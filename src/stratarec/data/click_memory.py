@@ -36,7 +36,7 @@ class ClickMemory:
 
     @property
     def frames(self) -> dict[str, pl.DataFrame]:
-        """Return the frame of each of `PARTS`."""
+        """Part of the memory, one of `PARTS` -> its frame."""
         return {"recent": self.recent, "waiting": self.waiting, "first": self.first}
 
 

@@ -208,7 +208,7 @@ class DateColumn:
 
     @property
     def part_features(self) -> dict[DatePart, str]:
-        """Part -> name of its feature."""
+        """Part of a date (such as ``hour``) -> name of the feature that is computed from it."""
         return {part: f"{self.name}.{part}" for part in self.parts}
 
     @property

@@ -247,11 +247,11 @@ class SharedEngine(LookupEngine[SharedBatch]):
             self.local.close()
 
     def bytes_by_memory(self) -> dict[str, int]:
-        """Return the bytes of this rank by memory."""
+        """Return memory (such as ``dram``) -> bytes of tables that this rank uses there."""
         return self.local.bytes_by_memory() if self.local else {}
 
     def bytes_by_part(self) -> dict[str, int]:
-        """Return the bytes of this rank by part."""
+        """Return part of the engine (`lookup_engine.PARTS`) -> bytes that this rank uses."""
         return self.local.bytes_by_part() if self.local else {}
 
 

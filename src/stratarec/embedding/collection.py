@@ -73,7 +73,7 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
 
     @property
     def tables(self) -> tuple[EmbeddingBagConfig, ...]:
-        """Configurations of the tables."""
+        """Configurations of the tables, in the order in which they were passed."""
         return self.engine.configs
 
     @property

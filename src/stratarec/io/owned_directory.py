@@ -43,7 +43,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class DirectoryKind:
-    """Kind of an owned directory."""
+    """What an owned directory contains, such as a data set or a run, as its marker records it."""
 
     name: str
     """Name in the marker and in messages."""

@@ -128,7 +128,7 @@ class VectorsConfig:
         return MLP(inputs, sizes, dropout=self.dropout, batch_norm=self.batch_norm, last=last)
 
     def table_width(self, vocabulary: str) -> int:
-        """Return the width of a vocabulary's table."""
+        """Return the floats per row of the table of `vocabulary`."""
         return self.embedding_dims.get(vocabulary, self.vector_width)
 
     @property

@@ -151,11 +151,11 @@ class MemoryConfig:
 
     @property
     def level0_budget(self) -> int | None:
-        """Budget of the memory `level0`."""
+        """Maximum bytes of tables in the memory `level0`; None for no limit."""
         return self.hbm or self.dram
 
     def with_level0_budget(self, budget: int | None) -> MemoryConfig:
-        """Return this section with another budget for the memory `level0`."""
+        """Return this section with `budget` bytes for tables in the memory `level0`; None for no limit."""
         return replace(self, hbm=budget) if self.hbm else replace(self, dram=budget)
 
     @property
@@ -165,7 +165,7 @@ class MemoryConfig:
         return not self.hbm and self.dram is None and named <= {"auto", "fp32"}
 
     def table_precision(self, table: str) -> Precision:
-        """Return the precision of `table`."""
+        """Return the precision of `table`: its own, that of ``default``, or ``auto``."""
         if isinstance(self.precision, str):
             return self.precision
         return self.precision.get(table, self.precision.get("default", "auto"))

@@ -177,9 +177,10 @@ _WIDER = 1.25
 
 @dataclass(frozen=True, kw_only=True)
 class TowerBounds:
-    """Limits of each tower."""
+    """Limits that a partition of features into towers must meet."""
 
     towers: int
+    """Number of towers."""
     ratio: float = 1.5
     """Allowed ratio between a tower's number of features and the mean number, in both directions."""
     dram: int | None = None

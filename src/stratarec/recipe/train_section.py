@@ -246,7 +246,7 @@ class TrainConfig:
 
     @property
     def traced_steps(self) -> range:
-        """Steps to trace."""
+        """Steps that `trace` names, counted from 0; empty if it names none, or too many."""
         match = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", self.trace)
         steps = range(int(match[1]), int(match[2]) + 1) if match else range(0)
         return steps if len(steps) <= _MOST_TRACED else range(0)

@@ -74,7 +74,7 @@ class Scorer:
 
     @property
     def manifest(self) -> ExportManifest:
-        """Manifest of the export."""
+        """Description of the export: model, features, labels, precision, and hashes of its files."""
         return self._model.manifest
 
     @property

@@ -57,7 +57,7 @@ _DIGITS = {6: ("%y%m%d",), 8: ("%Y%m%d", "%y%m%d%H"), 10: ("%Y%m%d%H",), 12: ("%
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Times in a column."""
+    """How `init` reads a column of times, and what it found there."""
 
     unit: TimeUnit
     form: str

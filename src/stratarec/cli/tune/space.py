@@ -35,24 +35,28 @@ _FIXED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Range of numbers."""
+    """Interval of numbers from which a trial's value of a field is drawn."""
 
     low: float
     high: float
+    """Largest number; it is included."""
     log: bool
+    """Whether values are drawn on a logarithmic scale."""
     whole: bool
+    """Whether values are integers."""
 
     def holds(self, value: Any) -> bool:
-        """Whether `value` is in the range."""
+        """Whether `value` is a number in the interval, and an integer if `whole` is true."""
         kinds = int if self.whole else int | float
         return isinstance(value, kinds) and not isinstance(value, bool) and self.low <= value <= self.high
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Set of values, each as JSON."""
+    """Set of values from which a trial's value of a field is drawn."""
 
     values: tuple[str, ...]
+    """The values as JSON."""
 
     def holds(self, value: Any) -> bool:
         """Whether `value` is in the set."""

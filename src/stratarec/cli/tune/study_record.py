@@ -18,7 +18,7 @@ ADVICE = "name another --output"
 
 
 class TrialRecord(Model):
-    """A trial and its result."""
+    """Values of the fields in one trial of a study, and the metrics of its run."""
 
     params: dict[str, int | float | str]
     """Values of the fields in the form that Optuna stores; `Space.values` decodes them."""
@@ -38,12 +38,15 @@ class TrialRecord(Model):
 
 
 class StudyRecord(Model):
-    """``study.json``."""
+    """Content of ``study.json`` without its seal: what is searched, and all trials so far."""
 
     format: Literal[2] = FORMAT
     space: dict[str, str]
+    """Field -> text of its dimension in ``--space``."""
     recipe: dict[str, pydantic.JsonValue]
+    """Recipe whose fields are varied."""
     dataset: str
+    """Fingerprint of the data set."""
     trials: tuple[TrialRecord, ...] = ()
     """Trials in order. A trial's index names its run. Only the last trial may be running."""
 

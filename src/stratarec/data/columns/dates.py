@@ -46,12 +46,12 @@ class LocalTimes:
 
     @cached_property
     def days(self) -> Seconds:
-        """Days since 1970-01-01."""
+        """Whole days of each time since 1970-01-01, ``[N]``."""
         return self.seconds // _DAY
 
     @cached_property
     def months(self) -> NDArray[np.datetime64]:
-        """The months."""
+        """Month of each time, ``[N]`` datetime64[M]."""
         return self.days.astype("datetime64[D]").astype("datetime64[M]")
 
 

@@ -272,7 +272,7 @@ class PartitionStatistics(PerPartitionStage):
         return {name: sums.get(number, empty) for number, name in enumerate(vocabularies)}
 
     def value_types(self) -> dict[str, pl.DataType]:
-        """Return vocabulary -> type of its values."""
+        """Return vocabulary -> Polars type of its values in the partitions."""
         columns = self.partitions.columns
         return {name: value_type(features, columns) for name, features in self.partitions.schema.vocabularies().items()}
 

@@ -39,7 +39,7 @@ class LogPathError(DataError):
 
 @dataclass(frozen=True, kw_only=True)
 class InputFile:
-    """One input file."""
+    """A file of a log, on this machine or at a URL, and the properties that show whether it has changed."""
 
     path: str
     """Path or URL, as a user would write it."""

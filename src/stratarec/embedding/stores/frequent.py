@@ -37,13 +37,13 @@ class FrequentRecords(DramRecords):
         super().__init__(rows=int(self._count.sum()), record_bytes=record_bytes)
 
     def places(self, rows: Ints) -> Ints:
-        """Return the place of each row, or -1 for rows that are not frequent."""
+        """Return the place of each of `rows` among the frequent rows, ``[n]`` int64; -1 for other rows."""
         table = np.searchsorted(self._first, rows, side="right") - 1
         inside = rows - self._first[table]
         return np.where((inside >= 0) & (inside < self._count[table]), self._start[table] + inside, -1)
 
     def locate(self, rows: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return the place of each row, and ``[n]`` bool: true if its record is in DRAM."""
+        """Return the places of `rows`, as `places` does, and ``[n]`` bool: whether their records are in DRAM."""
         places = self.places(rows)
         present = places >= 0
         present[present] = self.written(places[present])

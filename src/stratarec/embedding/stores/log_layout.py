@@ -199,7 +199,7 @@ def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> BlockLayout:
 
 
 def location_bytes(rows: int, record_bytes: int) -> int:
-    """Return the bytes of DRAM for the locations of `rows` records."""
+    """Return the bytes of DRAM for the locations of `rows` records of `record_bytes` bytes each."""
     return rows * plan_layout(rows, record_bytes, LogConfig()).location_type.itemsize
 
 

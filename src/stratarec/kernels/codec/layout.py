@@ -53,17 +53,17 @@ class RecordLayout:
 
     @property
     def parameters_at(self) -> int:
-        """Position of the scale and the offset, right after the encoded weights."""
+        """Byte of a record at which the scale and the offset begin, right after the encoded weights."""
         return self.kind.weight_bytes(self.width)
 
     @property
     def row_state_at(self) -> int:
-        """Position of the row state."""
+        """Byte of a record at which the optimizer state of the row begins."""
         return self.parameters_at + (2 * (4 if self.wide_parameters else 2) if self.levels else 0)
 
     @property
     def full_state_at(self) -> int:
-        """Position of the full state."""
+        """Byte of a record at which the optimizer state of the weights begins."""
         return self.row_state_at + (self.state_bytes if self.row_state else 0)
 
     @property
@@ -73,12 +73,12 @@ class RecordLayout:
 
     @property
     def clock_at(self) -> int:
-        """Position of the clock."""
+        """Byte of a record at which the clock begins, an int32."""
         return self.full_state_at + self.full_state * self.width * self.state_bytes
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of a record."""
+        """Size of a record in bytes, without padding."""
         return self.clock_at + 4 * self.clock
 
     @property

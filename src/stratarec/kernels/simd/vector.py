@@ -60,7 +60,7 @@ def _sizes(width):
 
 
 def _vectors(builder, row):
-    """Return the vectors of a row."""
+    """Return the LLVM vectors that together are a `Row`, in the order of `_sizes`."""
     if isinstance(row.type, ir.VectorType):
         return [row]
     return [builder.extract_value(row, place) for place in range(len(row.type.elements))]
