@@ -126,13 +126,13 @@ class SlotSplit:
 
     @classmethod
     def holding(cls, rows: int, ways: int) -> SlotSplit:
-        """Return the split with the fewest slots whose sets can hold `rows` rows."""
+        """Return the split with the fewest slots whose sets, of `ways` slots each, can hold `rows` rows."""
         sets = max(1, -(-rows // ways))
         return cls(sets=sets, ways=ways, overflow=max(sets // (OVERFLOW_SHARE - 1), 1) * ways)
 
     @classmethod
     def within(cls, total: int, ways: int) -> SlotSplit:
-        """Divide `total` slots as the cache does, with at least one set and one overflow set."""
+        """Divide `total` slots into sets of `ways` slots as the cache does: at least one set and one overflow set."""
         sets, overflow_sets = cache_sets(total, ways)
         return cls(sets=sets, ways=ways, overflow=overflow_sets * ways)
 
@@ -160,7 +160,7 @@ class BatchDemand:
 
 
 def level0_bytes(shape: RowShape, rows: int, level0: Memory = "dram") -> Parts:
-    """Return the bytes of a table that is entirely in level 0."""
+    """Return the bytes of a table of `rows` rows that is entirely in the memory `level0`."""
     return {level0: {"slot weights": 4 * shape.width * rows, "slot state": shape.state_bytes * rows}}
 
 
@@ -176,9 +176,28 @@ def cached_bytes(
     level0: Memory = "dram",
     dram_rows: int = 0,
 ) -> Parts:
-    """Return the bytes of a table with `rows` records at `home` and a cache of `slots` slots in the memory `level0`.
+    """Return the bytes of a table whose rows have records at home and slots in a cache.
 
-    `dram_rows` of the records of a log are also in DRAM.
+    Parameters
+    ----------
+    shape : RowShape
+        Floats and optimizer state of a row.
+    rows : int
+        Number of rows, which all have a record.
+    home : str
+        Home of the records.
+    codec : CodecConfig
+        Precision of the records.
+    slots : int
+        Number of slots of the cache.
+    counters : bool
+        Whether the cache counts the uses of rows.
+    traffic : BatchDemand
+        Lookups of a batch.
+    level0 : str
+        Memory of the slots.
+    dram_rows : int
+        Number of records of a log that are also in DRAM.
     """
     layout = _record(codec, shape)
     record = layout.record_bytes
@@ -217,7 +236,14 @@ def _record_parts(layout: RecordLayout, rows: int) -> dict[str, int]:
 def staging_bytes(buffered: int, slots: int, traffic: BatchDemand) -> int:
     """Return the bytes of slots in flight, of one batch's lists of moving rows, and of its buffers.
 
-    Buffers need `buffered` bytes per distinct row.
+    Parameters
+    ----------
+    buffered : int
+        Bytes of the buffers per distinct row.
+    slots : int
+        Number of slots of the cache.
+    traffic : BatchDemand
+        Lookups of a batch.
     """
     lists = LIST_BYTES * (traffic.lookups + slots / OVERFLOW_SHARE)
     records = 1.25 * buffered * traffic.distinct
@@ -240,13 +266,19 @@ def workspace_bytes(lookups: Iterable[float], width: int, threads: int) -> int:
 
 
 def device_workspace_bytes(lookups: Iterable[float], width: int) -> int:
-    """Return the bytes of scratch memory for the update on a GPU, which updates all tables of a width together."""
+    """Return the bytes of scratch memory for the update on a GPU, which updates all tables of a width together.
+
+    `lookups` are the numbers of ids per batch of each table of this width.
+    """
     # Partial sums for rows with many lookups: up to two vectors per 256 lookups.
     return math.ceil(WORKSPACE_MARGIN * sum(lookups) * (DEVICE_LOOKUP_BYTES + 2 * 4 * width / 256))
 
 
 def output_bytes(values: float) -> int:
-    """Return the bytes of the embedding layer's activations and their gradients. No budget includes these bytes."""
+    """Return the bytes of the embedding layer's activations (`values` floats) and their gradients.
+
+    No budget includes these bytes.
+    """
     return 2 * buffer_bytes(math.ceil(values))
 
 
@@ -265,7 +297,7 @@ SHARED_BYTES: Parts = {"dram": {"log buffers": LOG_BUFFER_BYTES}, "block": {"dea
 
 
 def add_parts(many: Iterable[Parts]) -> Parts:
-    """Return the sums of all sizes by memory and part, without parts of zero bytes."""
+    """Return the sums of the sizes of `many` tables by memory and part, without parts of zero bytes."""
     total: dict[Memory, dict[str, int]] = {}
     for parts in many:
         for memory, named in parts.items():

@@ -105,7 +105,7 @@ class Candidate:
 
 
 def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Candidate]:
-    """Return the placements of `table` that `memory` allows, cheapest first; never empty.
+    """Return the placements of `table` that `memory` allows on a machine with `tiers`, cheapest first; never empty.
 
     A placement is left out if another one needs no more time and no more bytes in any memory. A cache holds at least
     the pinned rows, whatever `memory.cache.fraction` says. If no cache saves bytes of level 0, the only placement is
@@ -234,8 +234,20 @@ def describe_tables(
 
     Counts include the training splits of the data sets that this one continues. A table has the name of its vocabulary.
     If a vocabulary has no counts (for example because its ids came from outside), every row is assumed to be equally
-    popular, and every bag to have its maximum length. `hot` maps a table to its number of hot rows, which are its first
-    rows; the cache is not used for them.
+    popular, and every bag to have its maximum length.
+
+    Parameters
+    ----------
+    tables : sequence of EmbeddingBagConfig
+        Tables of the model.
+    dataset : Dataset
+        Data set with the vocabularies of the tables.
+    optimizer : RowOptimizerConfig
+        Row optimizer, which determines the state of a row.
+    batch_size : int
+        Samples of a batch.
+    hot : mapping of str to int, optional
+        Number of hot rows of each table, which are its first rows; the cache is not used for them.
     """
     samples = dataset.manifest.carried.samples
     features = dataset.schema.vocabularies()
@@ -261,8 +273,18 @@ def describe_tables(
 
 
 def cold_popularity(dataset: Dataset, table: str, hot: int) -> tuple[Popularity, int]:
-    """Return the popularity of the rows without the first `hot` rows, as shares of the lookups of all rows, and the
-    number of these lookups.
+    """Return the popularity of the rows that are not hot, as shares of the lookups of all rows.
+
+    Also return the number of lookups of all rows.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Data set with the counts.
+    table : str
+        Vocabulary.
+    hot : int
+        Number of hot rows, which are the first rows.
     """
     (ids, counts), rows = dataset.counted_ids(table), dataset.vocabularies[table].rows
     total = int(counts.sum())

@@ -85,12 +85,24 @@ class WorkCosts:
     step: float = 0.0
     """Seconds per step for each group of tables of the same shape."""
     table: float = 0.0
+    """Seconds per step for each table."""
     lookup: float = 0.0
+    """Seconds per lookup."""
     row: float = 0.0
     """Seconds per distinct row for `EngineCosts.compute`, per fetched row for `EngineCosts.staging`."""
 
     def seconds(self, moved: float, lookups: float, rows: float) -> float:
-        """Return the seconds of the work on one table, without `step`. Moving its bytes alone takes `moved` seconds."""
+        """Return the seconds of the work on one table in a step, without `step`.
+
+        Parameters
+        ----------
+        moved : float
+            Seconds that moving its bytes alone takes.
+        lookups : float
+            Number of lookups.
+        rows : float
+            Number of rows: distinct rows for `EngineCosts.compute`, fetched rows for `EngineCosts.staging`.
+        """
         return self.bytes_factor * moved + self.table + self.lookup * lookups + self.row * rows
 
 
@@ -119,6 +131,13 @@ class DramTier:
 
         Pooled vectors and their gradients are streamed once. For each distinct row, pooling reads the weights, and the
         update reads and writes the slot.
+
+        Parameters
+        ----------
+        shape : RowShape
+            Floats and optimizer state of a row.
+        lookups, distinct : float
+            Numbers of lookups and of distinct rows in a batch.
         """
         passing = 2 * lookups * 4 * shape.width / self.sequential_bytes_per_second
         return passing + distinct * (4 * shape.width + 2 * shape.slot_bytes) / self.row_bytes_per_second
@@ -126,8 +145,17 @@ class DramTier:
     def staging_seconds(self, row_bytes: int, ways: int, distinct: float, misses: float) -> float:
         """Return the seconds that memory traffic takes when rows are staged.
 
-        For each distinct row, the tags and stamps of a set are read. For each missing row, `row_bytes` (slot and
-        record) are moved twice: once for the row and once for the row that it replaces.
+        For each distinct row, the tags and stamps of a set are read. For each missing row, its bytes are moved twice:
+        once for the row and once for the row that it replaces.
+
+        Parameters
+        ----------
+        row_bytes : int
+            Bytes of a slot and a record together.
+        ways : int
+            Slots of a set of the cache.
+        distinct, misses : float
+            Numbers of distinct rows in a batch, and of those that are not in level 0.
         """
         moved = distinct * ways * (TAG_BYTES + STAMP_BYTES) + 2 * misses * row_bytes
         return moved / self.row_bytes_per_second
@@ -143,10 +171,18 @@ class HbmTier(DramTier):
     engine: EngineCosts = field(default_factory=EngineCosts)
     """Costs of table work with rows in this memory."""
 
-    def exchange_seconds(self, slot: int, record: int, misses: float) -> float:
-        """Return the seconds to move missing rows from the host into slots, and the rows that they replace back."""
-        bus = record / self.up_bytes_per_second + record / self.down_bytes_per_second
-        return misses * (bus + 2 * (slot + record) / self.row_bytes_per_second)
+    def exchange_seconds(self, slot_bytes: int, record_bytes: int, misses: float) -> float:
+        """Return the seconds to move missing rows from the host into slots, and the rows that they replace back.
+
+        Parameters
+        ----------
+        slot_bytes, record_bytes : int
+            Bytes of a slot and of a record.
+        misses : float
+            Number of missing rows in a batch.
+        """
+        bus = record_bytes / self.up_bytes_per_second + record_bytes / self.down_bytes_per_second
+        return misses * (bus + 2 * (slot_bytes + record_bytes) / self.row_bytes_per_second)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,19 +241,35 @@ class Tiers:
         return self.hbm.engine if self.hbm else self.engine
 
     def staging_seconds(
-        self, shape: RowShape, record: int, ways: int, distinct: float, misses: float, *, in_gpu_memory: bool = False
+        self,
+        shape: RowShape,
+        record_bytes: int,
+        ways: int,
+        distinct: float,
+        misses: float,
+        *,
+        in_gpu_memory: bool = False,
     ) -> float:
-        """Return the seconds of memory and bus traffic when rows are staged; see `DramTier.staging_seconds`.
+        """Return the seconds of memory and bus traffic when rows are staged.
 
-        Records that are `in_gpu_memory`, as the slots are, do not cross the bus.
+        Parameters
+        ----------
+        shape : RowShape
+            Floats and optimizer state of a row.
+        record_bytes : int
+            Bytes of a record.
+        ways, distinct, misses
+            As for `DramTier.staging_seconds`.
+        in_gpu_memory : bool
+            Whether records are in GPU memory, as the slots are, and do not cross the bus.
         """
         if self.hbm is None:
-            return self.dram.staging_seconds(shape.slot_bytes + record, ways, distinct, misses)
+            return self.dram.staging_seconds(shape.slot_bytes + record_bytes, ways, distinct, misses)
         if in_gpu_memory:
             tags = self.dram.staging_seconds(0, ways, distinct, misses)
-            return tags + 2 * misses * (shape.slot_bytes + record) / self.hbm.row_bytes_per_second
-        moved = self.dram.staging_seconds(record, ways, distinct, misses)
-        return moved + self.hbm.exchange_seconds(shape.slot_bytes, record, misses)
+            return tags + 2 * misses * (shape.slot_bytes + record_bytes) / self.hbm.row_bytes_per_second
+        moved = self.dram.staging_seconds(record_bytes, ways, distinct, misses)
+        return moved + self.hbm.exchange_seconds(shape.slot_bytes, record_bytes, misses)
 
 
 def check_positive(config: object, *, may_be_zero: tuple[str, ...] = ()) -> None:

@@ -333,6 +333,13 @@ def make_hot_plan(
     Only tables under a cache get hot rows, but the bytes of hot rows change which tables are under a cache. So tables
     are planned first without hot rows and then with them, repeatedly, until no further table leaves level 0.
 
+    Parameters
+    ----------
+    hot : HotConfig
+        Budget of hot rows.
+    tables, dataset, optimizer, memory, batch_size, tiers, ranks
+        As for `make_plan`.
+
     Raises
     ------
     ConfigError
@@ -368,7 +375,7 @@ def _row_bytes(table: EmbeddingBagConfig, optimizer: RowOptimizerConfig) -> int:
 
 
 def hot_rows(plan: Plan, dataset: Dataset) -> tuple[list[RowRange], Counts]:
-    """Return the tables of a data set, and for each the number of first rows that never leave level 0.
+    """Return the tables of `dataset`, and for each the number of first rows that never leave level 0 under `plan`.
 
     These are the hot rows, or all rows of a table that is entirely in level 0.
     """

@@ -183,6 +183,13 @@ class CacheDemand:
 def expected_misses(popularity: Popularity, demand: CacheDemand) -> Floats:
     """Predict how many distinct rows of a batch, ``[bins]``, are not in the cache when the batch is staged.
 
+    Parameters
+    ----------
+    popularity : Popularity
+        Shares of lookups of the table's rows, in bins.
+    demand : CacheDemand
+        Lookups of a batch, and the cache.
+
     Raises
     ------
     ConfigError

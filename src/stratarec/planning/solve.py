@@ -43,7 +43,15 @@ class Groups:
 
     @classmethod
     def none(cls, costs: Sequence[Floats], memories: int) -> Groups:
-        """Return an empty set of groups."""
+        """Return an empty set of groups.
+
+        Parameters
+        ----------
+        costs : sequence of ndarray
+            Costs of the candidates of each table.
+        memories : int
+            Number of memories.
+        """
         member = [np.full(len(cost), -1, dtype=np.int64) for cost in costs]
         return cls(member=member, sizes=np.zeros((0, memories), dtype=np.int64), costs=np.zeros(0))
 

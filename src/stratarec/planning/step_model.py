@@ -103,7 +103,15 @@ class TableWork:
 
 
 def table_seconds(work: TableWork, tiers: Tiers) -> TableSeconds:
-    """Predict the seconds of work on one table per step, without the costs per group of tables (`WorkCosts.step`)."""
+    """Predict the seconds of work on one table per step, without the costs per group of tables (`WorkCosts.step`).
+
+    Parameters
+    ----------
+    work : TableWork
+        Lookups, rows and home of the table.
+    tiers : Tiers
+        Measured memories and costs of the machine.
+    """
     shape = work.shape
     moved = tiers.level0.lookup_seconds(shape, work.lookups, work.distinct)
     compute = tiers.costs.compute.seconds(moved, work.lookups, work.distinct)
@@ -255,6 +263,8 @@ def step_time(
     ----------
     work : StepWork
         Work of the rank. If `exchange` compresses, it includes the modules of towers.
+    machine : Machine
+        Rates of the machine and of its network.
     tables : TableSeconds
         Seconds of the rank's table work. By default they are predicted as if every lookup had its own row in level 0,
         without optimizer state.
@@ -290,7 +300,17 @@ def step_time(
 
 
 def exchange_bytes(cluster: Cluster, work: StepWork, exchange: ExchangeModel) -> ExchangeBytes:
-    """Return the bytes that a rank exchanges in one step. The module docstring has the formulas."""
+    """Return the bytes that a rank exchanges in one step. The module docstring has the formulas.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        Numbers of hosts and ranks.
+    work : StepWork
+        Work of the rank.
+    exchange : ExchangeModel
+        Kind and wire of the exchange.
+    """
     hosts, ranks, all_ranks = cluster.hosts, cluster.ranks, cluster.all_ranks
     sent_rows = work.flat_rows or work.features if exchange.kind == "flat" else work.features
     rows = 2.0 * work.batch * sent_rows * Wire(exchange.wire, 0, 0).row_bytes(work.width)
@@ -317,6 +337,13 @@ def reduction_seconds(cluster: Cluster, work: StepWork) -> float:
 
     Each rank adds one piece of the gradients of all ranks, and sends the sum of that piece to all ranks. With
     `Cluster.adds_by_host`, the ranks of each host do this first, then the hosts.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        Numbers of hosts and ranks, bandwidths and latencies between them.
+    work : StepWork
+        Numbers of parameters, and bytes of a gradient.
     """
     ranks, all_ranks = cluster.ranks, cluster.all_ranks
     shared = 2 * work.parameters * work.gradient_bytes

@@ -102,6 +102,12 @@ def best_clusters(affinity: Floats, clusters: int, limits: Limits, seed: int) ->
     ----------
     affinity : ndarray
         ``[n, n]``, symmetric with a zero diagonal.
+    clusters : int
+        Number of clusters.
+    limits : Limits
+        Bounds that every cluster must meet.
+    seed : int
+        Seed of the starting points.
     """
     draws = np.random.default_rng(seed)
     best, most = None, -np.inf
@@ -117,7 +123,10 @@ def best_clusters(affinity: Floats, clusters: int, limits: Limits, seed: int) ->
 
 
 def inside(affinity: Floats, labels: Labels) -> float:
-    """Return the sum of the affinities of all pairs in the same cluster."""
+    """Return the sum of `affinity` ``[n, n]`` over all pairs in the same cluster.
+
+    `labels` is ``[n]``, the cluster of each item.
+    """
     return float(affinity[labels[:, None] == labels].sum()) / 2
 
 
@@ -250,7 +259,16 @@ def _check_bytes(items: Sequence[Item], bounds: TowerBounds) -> None:
 def tightest(items: Sequence[Item], bounds: TowerBounds, labels: Callable[[Limits], Labels | None]) -> Labels:
     """Return the result of `labels` for the tightest bound on lookups per tower with which there is one.
 
-    The bound is raised step by step. `labels` returns a tower for each item within given limits, or None.
+    The bound is raised step by step.
+
+    Parameters
+    ----------
+    items : sequence of Item
+        Sets of features that cannot be separated.
+    bounds : TowerBounds
+        Number of towers, and the other bounds.
+    labels : callable
+        Returns a tower for each item within given limits, or None if these cannot be met.
     """
     heaviest = max(item.lookups for item in items)
     total = sum(item.lookups for item in items)
@@ -345,8 +363,14 @@ def partition(
         Items from `tied_items`.
     halves : pair of ndarray
         ``[F, F]`` interactions of features in two halves of the samples, in the order of the items.
+    bounds : TowerBounds
+        Number of towers, and limits of each.
+    batch_size : int
+        Samples of a batch, for which lookups are counted.
     samples : int
         Number of samples in both halves.
+    seed : int
+        Seed of the starting points.
 
     Raises
     ------
