@@ -306,12 +306,23 @@ def to_device(tensor: Tensor | None, device: torch.device | str) -> Tensor | Non
 
 
 def as_int64(places: Tensor) -> Tensor:
-    """Convert int32 offsets or starts to int64, as kernels require; other types are returned unchanged."""
+    """Convert int32 offsets or starts `places` to int64, as kernels require; other types are returned unchanged."""
     return places.long() if places.dtype == torch.int32 else places
 
 
 def slice_places(start: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ``[N]`` indices in all M slices ``start[i]:start[i] + lengths[i]``, and their ``[M + 1]`` offsets."""
+    """Return the indices in all slices ``start[i]:start[i] + lengths[i]``, and the offsets of the slices.
+
+    Parameters
+    ----------
+    start, lengths : Tensor
+        ``[M]`` int64.
+
+    Returns
+    -------
+    tuple of Tensor
+        ``[N]`` indices, slice after slice, and ``[M + 1]`` offsets, both int64.
+    """
     offsets = offsets_of(lengths)
     shift = torch.repeat_interleave(start - offsets[:-1], lengths)
     return torch.arange(shift.numel(), dtype=torch.int64, device=shift.device) + shift, offsets

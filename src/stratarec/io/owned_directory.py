@@ -154,12 +154,12 @@ def claim(path: Path, kind: DirectoryKind) -> None:
 
 
 def write_marker(path: Path, kind: DirectoryKind) -> None:
-    """Write the marker into a new directory."""
+    """Write the marker of a directory of this `kind` into the new directory `path`."""
     write_json(path / MARKER, _marker(kind))
 
 
 def check_marker(path: Path, kind: DirectoryKind) -> None:
-    """Raise `DatasetError` unless the marker is exactly what `write_marker` writes."""
+    """Raise `DatasetError` unless the marker in `path` is exactly what `write_marker` writes for this `kind`."""
     if read_json(path / MARKER) != _marker(kind):
         raise DatasetError(f"{path / MARKER} was changed after it was written; expected {json.dumps(_marker(kind))}")
 
@@ -175,6 +175,8 @@ def directory_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
 
     Parameters
     ----------
+    path : Path
+        The directory.
     shared : bool
         Whether to lock for reading only, which allows other readers.
 
@@ -197,7 +199,10 @@ def directory_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
 
 
 def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
-    """Try to lock an open file. False if another process has the lock; True also if the file system has no locks."""
+    """Try to lock an open file. False if another process has the lock; True also if the file system has no locks.
+
+    `shared` locks for reading only, which allows other readers.
+    """
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -232,7 +237,7 @@ def remove_directory(path: Path) -> None:
 
 
 def clear_directory(path: Path) -> None:
-    """Delete everything in an owned directory except its marker."""
+    """Delete everything in the owned directory `path` except its marker."""
     with _removing(path):
         for entry in (path / name for name in list_entries(path) if name != MARKER):
             if entry.is_dir() and not entry.is_symlink():  # the target of a link is not ours
@@ -256,7 +261,7 @@ def replaced_path(path: Path) -> Path:
 
 
 def move_aside(path: Path, kind: DirectoryKind) -> Path:
-    """Check that a directory may be replaced, rename it, and return its new path.
+    """Check that the directory `path` is of this `kind` and may be replaced, rename it, and return its new path.
 
     If the process ends before the replacement is complete, `recover_replacement` completes or undoes it later.
     """
@@ -280,7 +285,17 @@ def restore_replaced(path: Path, kind: DirectoryKind) -> None:
 
 
 def recover_replacement(path: Path, kind: DirectoryKind, is_complete: Callable[[Path], bool]) -> None:
-    """Finish an interrupted replacement, if there is one: complete it if `path` is complete, otherwise undo it."""
+    """Finish an interrupted replacement, if there is one: complete it or undo it.
+
+    Parameters
+    ----------
+    path : Path
+        Directory that was being replaced.
+    kind : DirectoryKind
+        Kind of the directory.
+    is_complete : callable
+        Whether the new directory is complete. If it is not, the earlier one is renamed back.
+    """
     old = replaced_path(path)
     if kind_of(old) != kind.name:
         return

@@ -138,13 +138,13 @@ class RemoteDirectory:
         return {path[len(self._path) + 1 :]: int(entry["size"]) for path, entry in sorted(entries.items())}
 
     def read(self, name: str) -> bytes:
-        """Return the content of a small object."""
+        """Return the content of the small object `name`."""
         with remote_errors(f"{self.url}/{name}", "read"):
             content: bytes = self._system.cat_file(f"{self._path}/{name}")
         return content
 
     def write(self, name: str, content: bytes, *, new: bool = False) -> None:
-        """Write a small object. With `new`, raise `StorageError` if it exists, also if it was just written."""
+        """Write the small object `name`. With `new`, raise `StorageError` if it exists, also if it was just written."""
         with remote_errors(f"{self.url}/{name}", "written"):
             self._system.pipe_file(f"{self._path}/{name}", content, mode="create" if new else "overwrite")
 
@@ -160,7 +160,7 @@ class RemoteDirectory:
             self._system.get_file(f"{self._path}/{name}", str(file))
 
     def download_all(self, folder: Path) -> list[str]:
-        """Copy all objects to a local directory, and return their names."""
+        """Copy all objects to the local directory `folder`, and return their names."""
         names = [*self.sizes()]
         for name in names:
             if not {"", ".", ".."}.isdisjoint(name.split("/")) or "\0" in name:
@@ -169,23 +169,30 @@ class RemoteDirectory:
         return names
 
     def remove(self, names: Iterable[str]) -> None:
-        """Delete objects."""
+        """Delete the objects `names`."""
         with remote_errors(self.url, "changed"):
             for name in names:
                 self._system.rm_file(f"{self._path}/{name}")
 
 
 @contextmanager
-def uploaded(place: str | Path, field: str) -> Iterator[Path]:
-    """Yield the path of a file to write. For a URL, it is in ``TMPDIR`` and is copied to the URL at the end.
+def uploaded(path_or_url: str | Path, field: str) -> Iterator[Path]:
+    """Context manager that yields the path of a file to write.
 
-    If the context ends with an error, nothing is copied.
+    For a URL, the file is in ``TMPDIR`` and is copied to the URL when the context ends, unless it ends with an error.
+
+    Parameters
+    ----------
+    path_or_url : str or Path
+        File on this machine, or URL of an object.
+    field : str
+        Option or field that names it, for error messages.
     """
-    if not is_url(place):
-        yield Path(place)
+    if not is_url(path_or_url):
+        yield Path(path_or_url)
         return
-    folder, _, name = str(place).rpartition("/")
-    check_store_url(str(place), field)
+    folder, _, name = str(path_or_url).rpartition("/")
+    check_store_url(str(path_or_url), field)
     remote = RemoteDirectory(folder, field)
     with reading_directory() as local:
         yield local / name
@@ -197,6 +204,17 @@ def upload_directory(folder: Path, url: str, last: str, field: str) -> None:
     """Copy a directory to an object store. The file `last`, which lists the others, is written at the end.
 
     If a process is killed before, the next call with the same files completes the copy.
+
+    Parameters
+    ----------
+    folder : Path
+        Directory to copy.
+    url : str
+        URL of the copy.
+    last : str
+        Name of the file to write at the end.
+    field : str
+        Option or field that names the URL, for error messages.
 
     Raises
     ------
@@ -216,20 +234,28 @@ def upload_directory(folder: Path, url: str, last: str, field: str) -> None:
 
 
 @contextmanager
-def local_copy(place: str | Path, field: str) -> Iterator[Path]:
-    """Yield a directory of this machine. For the URL of a directory, copy it to ``TMPDIR`` until the context ends.
+def local_copy(path_or_url: str | Path, field: str) -> Iterator[Path]:
+    """Context manager that yields a directory of this machine.
 
-    Files that are open or mapped at the end can still be read.
+    For the URL of a directory, it is a copy in ``TMPDIR``, which is removed when the context ends. Files that are open
+    or mapped at the end can still be read.
+
+    Parameters
+    ----------
+    path_or_url : str or Path
+        Directory on this machine, or URL of a directory.
+    field : str
+        Option or field that names it, for error messages.
 
     Raises
     ------
     StorageError
         If the URL has no objects, cannot be read, or has an object whose name is no path below it.
     """
-    if not is_url(place):
-        yield Path(place)
+    if not is_url(path_or_url):
+        yield Path(path_or_url)
         return
-    remote = RemoteDirectory(str(place), field)
+    remote = RemoteDirectory(str(path_or_url), field)
     with reading_directory() as folder:
         if not remote.download_all(folder):
             raise StorageError(f"{remote} has no files; name another {field}")

@@ -150,9 +150,19 @@ def values_of(probe: Probe, columns: Sequence[Column]) -> dict[str, str]:
     return result
 
 
-def raw_number(dataset: Dataset, place: int, value: float) -> float:
-    """Undo the transform of a dense feature's value, and return the number in the log, rounded to six digits."""
-    feature: DenseFeature = dataset.schema.dense[place]
+def raw_number(dataset: Dataset, index: int, value: float) -> float:
+    """Undo the transform of a dense feature's value, and return the number in the log, rounded to six digits.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Data set with the schema and the moments.
+    index : int
+        Index of the feature among the dense features.
+    value : float
+        Transformed value.
+    """
+    feature: DenseFeature = dataset.schema.dense[index]
     if feature.standardize:
         moments = dataset.about.moments[feature.name]
         # Rounding makes a value near 0 exactly 0.
