@@ -23,7 +23,7 @@ from stratarec.errors import ConfigError, DataError, ExportError, StorageError
 from stratarec.estimator.frame_log import FitArguments, split_log
 
 SMALL = {
-    "model__embedding_dim": 4,
+    "model__embedding_dim": 2,
     "model__members": 2,
     "model__member_mlp": [8],
     "train__epochs": 4,

@@ -35,7 +35,7 @@ from stratarec.training.steps.members import BestMembers, select_weights
 from stratarec.training.steps.state import best, patience_exhausted
 from stratarec.training.trainer import Trainer
 
-MODEL = {"kind": "ensemble", "members": 10, "embedding_dim": 2, "member_mlp": [8, 4], "bins": 4}
+MODEL = {"kind": "ensemble", "members": 4, "embedding_dim": 2, "member_mlp": [8, 4], "bins": 4}
 ROWS = {"kind": "adam", "rows": "all", "learning_rate": 0.05, "weight_decay": 0.1, "decay": "decoupled"}
 WEIGHTS = "score.out.weights"
 
@@ -201,9 +201,9 @@ def test_every_member_has_the_weights_of_its_best_step(
     np.testing.assert_allclose(stored.network[WEIGHTS].numpy(), [row["weight"] for row in table], rtol=1e-6)
     with open_run(tmp_path / "run") as opened:
         for config in opened.model.embeddings.tables:
-            rows = opened.model.embeddings.table(config.name)["weight"].unflatten(1, (10, 3))
+            rows = opened.model.embeddings.table(config.name)["weight"].unflatten(1, (4, 3))
             for k, row in enumerate(table):
-                assert torch.equal(rows[:, k], by_step[row["step"]][f"table/{config.name}"].unflatten(1, (10, 3))[:, k])
+                assert torch.equal(rows[:, k], by_step[row["step"]][f"table/{config.name}"].unflatten(1, (4, 3))[:, k])
 
 
 def test_the_mean_is_better_than_its_members_which_only_some_evaluations_list(home: Path, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_one_class_in_validation_trains_with_equal_weights(tmp_path: Path) -> No
         shutil.rmtree(tmp_path / "data")
         pytest.fail("choose a seed of the split without clicks in validation")
     trainer = train(recipe)
-    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"]] == pytest.approx([0.1] * 10)
+    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"]] == pytest.approx([0.25] * 4)
 
 
 def test_random_labels_stay_random(tmp_path: Path) -> None:

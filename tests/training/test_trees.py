@@ -81,7 +81,7 @@ def make_recipe(root: Path, **options: Any) -> Recipe:
         {"name": "tags", "kind": "multi", "max_length": 3},
         {"name": "shop"},
     ]
-    content["model"] = {**content["model"], "members": 4, "trees": 1000}
+    content["model"] = {**content["model"], "trees": 1000}
     return Recipe.from_dict(content)
 
 

@@ -51,6 +51,7 @@ def test_files_with_the_columns_are_prepared_and_trained_on(name: str, tmp_path:
     fields = [
         f"data.source.paths=['{tmp_path}/*.{'parquet' if parquet else 'csv'}']", f"data.path={tmp_path}/data",
         f"train.run={tmp_path}/run", "train.max_steps=2", "train.threads=1", "train.early_stopping.patience=0",
+        "model.embedding_dim=8",
     ]  # fmt: skip
     recipe = Recipe.load(path, [*fields, *small[Recipe.load(path).model.kind]])
     dataset = prepare(recipe.data)
