@@ -49,7 +49,7 @@ BUDGETS = {
     "training": 7_950,
     "recipe": 355,
     "planning": 2_230,
-    "distributed": 1_939,
+    "distributed": 1_980,
     "serving": 1_254,
     "reporting": 1_827,
     "models": 2_560,
