@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratarec.kernels.trees import CODES
+from stratarec.kernels.trees.pair_lookup import look_up_packed, pack_pairs
 from stratarec.kernels.trees.pair_rates import PairRates, look_up_pairs, no_pairs, pair_codes
+
+pytestmark = pytest.mark.interpreted
 
 S = 2
 EDGES = ((2, 0.5), (2, 2.0), (3, -1.0))
@@ -49,12 +52,15 @@ def test_rates_match_a_dictionary(seed: int, entries: int, size: int) -> None:
     ]
     actual = look_up_pairs(rows, rates, rates.keys(), S)
     np.testing.assert_array_equal(actual, np.reshape(expected, (size, 3)).astype(np.float32))
+    np.testing.assert_array_equal(look_up_packed(rows, pack_pairs(rates, S)), actual)
 
 
 def test_without_pairs_there_are_no_columns() -> None:
     rates = no_pairs()
     assert rates.is_valid(0, 0)
-    assert look_up_pairs(np.zeros((5, 3), np.float32), rates, rates.keys(), 2).shape == (5, 0)
+    rows = np.zeros((5, 3), np.float32)
+    assert look_up_pairs(rows, rates, rates.keys(), 2).shape == (5, 0)
+    assert look_up_packed(rows, pack_pairs(rates, 2)).shape == (5, 0)
 
 
 def test_numbers_that_are_no_codes_have_a_code() -> None:
@@ -63,6 +69,8 @@ def test_numbers_that_are_no_codes_have_a_code() -> None:
     rows = np.array([[1e30, -1e30, np.nan, np.nan], [CODES, CODES + 2, 0, 0]], np.float32)
     codes = pair_codes(rows, rates, S)
     assert ((codes >= 0) & (codes < CODES)).all()
+    expected = look_up_pairs(rows, rates, rates.keys(), S)
+    np.testing.assert_array_equal(look_up_packed(rows, pack_pairs(rates, S)), expected)
 
 
 @pytest.mark.parametrize(

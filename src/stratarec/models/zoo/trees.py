@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.kernels.trees.pair_rates import EDGE_FIELDS, PAIR_FIELDS, RATE_FIELDS, PairRates, look_up_pairs
+from stratarec.kernels.trees.pair_lookup import PackedPairs, look_up_packed, pack_pairs
+from stratarec.kernels.trees.pair_rates import EDGE_FIELDS, PAIR_FIELDS, RATE_FIELDS, PairRates
 from stratarec.kernels.trees.sums import NODE_FIELDS, TREE_FIELDS, PackedTrees, TreeArrays, pack_trees, sum_trees
 
 MEMBERS = 6
@@ -107,7 +108,7 @@ class TreeMembers(nn.Module):
         self.features: tuple[tuple[str, bool], ...] = ()
         self.dense = 0
         self._packed: tuple[Tensor, int, PackedTrees] | None = None
-        self._keys: tuple[Tensor, int, NDArray[np.int64]] | None = None
+        self._pairs: tuple[Tensor, int, PackedPairs] | None = None
         for name, shape in TreeSizes().shapes(0).items():
             self.register_buffer(name, torch.zeros(shape))
 
@@ -153,8 +154,7 @@ class TreeMembers(nn.Module):
         rows = np.concatenate([column.astype(np.float32) for column in numbers], axis=1)
         if not len(self.pairs):
             return rows
-        of_pairs = look_up_pairs(rows, self.of_pairs(), self._pair_keys(), len(self.features))
-        return np.concatenate([rows, of_pairs], axis=1)
+        return np.concatenate([rows, look_up_packed(rows, self._packed_pairs())], axis=1)
 
     def of_pairs(self) -> PairRates:
         """Return the click rates of pairs; arrays share the memory of the tensors, if these are on the CPU."""
@@ -167,11 +167,11 @@ class TreeMembers(nn.Module):
         is_named = [(columns[:, side] == place) & np.isin(of_row[side], codes) for side in (0, 1)]
         self.pair_rates = self.pair_rates[torch.from_numpy(~(is_named[0] | is_named[1]))]
 
-    def _pair_keys(self) -> NDArray[np.int64]:
+    def _packed_pairs(self) -> PackedPairs:
         rates, version = self.pair_rates, self.pair_rates._version
-        if self._keys is None or self._keys[0] is not rates or self._keys[1] != version:
-            self._keys = rates, version, self.of_pairs().keys()
-        return self._keys[2]
+        if self._pairs is None or self._pairs[0] is not rates or self._pairs[1] != version:
+            self._pairs = rates, version, pack_pairs(self.of_pairs(), len(self.features))
+        return self._pairs[2]
 
     def forward(self, dense: Tensor, sparse: KeyedJagged) -> Tensor:
         """Return the logits of members, ``[B, M]``, on the CPU."""

@@ -22,7 +22,7 @@ from stratarec.kernels.trees.pair_rates import PairRates, no_pairs, pair_codes
 # A click rate is that of a value's samples and of _STRENGTH samples with the mean rate, without one of _PARTS.
 _STRENGTH, _PARTS = 3.0, 10
 # Columns that are tried, samples that the choice uses, and pairs that are chosen.
-_COLUMNS, _SAMPLES, _PAIRS = 24, 50_000, 8
+_COLUMNS, _SAMPLES, PAIRS = 24, 50_000, 8
 # A dense feature with more values has no codes. A pair of columns with more pairs of codes has no rates.
 _VALUES, _CODE_PAIRS = 255, 1 << 18
 # Improvement of the log likelihood, in nats, below which a pair is not chosen. The best of 276 pairs without effect
@@ -98,17 +98,18 @@ def choose_pairs(rows: Floats, labels: Labels, categorical: Sequence[bool]) -> P
     codes, edges = _codes_of(rows, categorical)
     if len(codes) < 2 or labels.mean in (0.0, 1.0):
         return no_pairs()
-    logits = {column: _logit(labels.rates(code, int(code.max()) + 1).own) for column, code in codes.items()}
+    sizes = {column: int(code.max()) + 1 for column, code in codes.items()}
+    logits = {column: _logit(labels.rates(code, sizes[column]).own) for column, code in codes.items()}
     base = np.stack([np.ones(len(rows)), *logits.values()], axis=1)
     probability = _fit_regression(base, labels)
     slope = labels.weight * probability * (1 - probability)
     residual = labels.weight * (labels.label - probability)
     gains = {}
     for first, second in combinations(codes, 2):
-        key = codes[first] * (int(codes[second].max()) + 1) + codes[second]
+        key = codes[first] * sizes[second] + codes[second]
         _, key, counts = np.unique(key, return_inverse=True, return_counts=True)
         # A pair whose codes occur once has no rates; a column that the other one determines adds nothing.
-        if len(counts) > _CODE_PAIRS or len(counts) in (len(rows), len(np.unique(codes[first]))):
+        if len(counts) > _CODE_PAIRS or len(counts) in (len(rows), sizes[first], sizes[second]):
             continue
         logit = _logit(labels.rates(key, len(counts)).own)
         known = np.stack([base[:, 0], logits[first], logits[second]], axis=1)
@@ -116,7 +117,7 @@ def choose_pairs(rows: Floats, labels: Labels, categorical: Sequence[bool]) -> P
         new = logit - known @ np.linalg.lstsq(weighted @ known, weighted @ logit, rcond=None)[0]
         if (variance := float(slope @ new**2)) > 0:
             gains[first, second] = float(residual @ new) ** 2 / (2 * variance)
-    best = sorted(gains, key=lambda pair: -gains[pair])[:_PAIRS]
+    best = sorted(gains, key=lambda pair: -gains[pair])[:PAIRS]
     pairs = np.array([(*pair, labels.mean) for pair in best if gains[pair] > _LEAST_GAIN], np.float32).reshape(-1, 3)
     used = [
         np.stack([np.full(len(edges[column]), column), edges[column]], axis=1)

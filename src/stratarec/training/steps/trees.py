@@ -37,7 +37,7 @@ from stratarec.kernels.trees.sums import NODE_FIELDS, TREE_FIELDS
 from stratarec.models.zoo.trees import LEAVES, PAIR_ARRAYS, RATED, TreeMembers, TreeSizes
 from stratarec.progress import Progress
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.training.steps.pair_rates import Labels
+from stratarec.training.steps.pair_rates import PAIRS, Labels
 from stratarec.training.steps.tree_process import MEMBERS
 
 Doubles = NDArray[np.float64]
@@ -64,7 +64,7 @@ class TreeFit:
         self._is_required = bool(growth)
         self._process: subprocess.Popen[bytes] | None = None
         (positive,) = config.class_weights(dataset.schema.label_columns)
-        size, most = _COPIES * 4 * dataset.samples("train") * trees.width, memory_bytes() // 2
+        size, most = _COPIES * 4 * dataset.samples("train") * (trees.width + PAIRS), memory_bytes() // 2
         if size > most:
             self._reason = (
                 f"their samples take {size / 2**30:,.1f} GiB, more than half of the memory "
