@@ -175,7 +175,7 @@ NOT_HELD = {
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Estimator ClickModel does not inherit")
 def test_the_checks_of_scikit_learn_pass() -> None:
-    check_estimator(ClickModel(train__threads=1), expected_failed_checks=NOT_HELD, on_skip=None)
+    check_estimator(ClickModel(**SMALL), expected_failed_checks=NOT_HELD, on_skip=None)
 
 
 def repeat_users(rows: int = 2000) -> pl.DataFrame:
