@@ -111,6 +111,14 @@ def test_a_working_helper_is_waited_for(work: int) -> None:
     assert not HELPERS.board[workers.FIRST_JOB : workers.FIRST_HELPER : workers.LINE].any(), "every line was given back"
 
 
+def test_no_kernel_is_loaded_to_stop_helpers_that_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(board: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(workers, "stop", stop)
+    Helpers().stop()
+
+
 def test_the_kernel_completes_without_stopped_helpers() -> None:
     helpers = Helpers()
     assert member_counts(Team(0, 3, helpers.ready(2))).sum() >= 1
