@@ -10,6 +10,7 @@ import io
 import tokenize
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -69,7 +70,12 @@ BUDGETS = {
 Each is 3 % above the size at which it was last set, so that a small repair needs no change here.
 """
 MODULES = sorted(ROOT.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text()) for path in MODULES}
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Return the parsed modules."""
+    return {path: ast.parse(path.read_text()) for path in MODULES}
 
 
 def module_name(path: Path) -> str:
@@ -115,7 +121,7 @@ def calls(tree: ast.AST, name: str) -> bool:
 
 def test_text_is_written_to_a_terminal_only_where_control_characters_are_escaped() -> None:
     """Values of logs and names in untrusted files must be escaped before they are printed."""
-    results = {name: {module_name(path) for path, tree in TREES.items() if calls(tree, name)} for name in PRINTING}
+    results = {name: {module_name(path) for path, tree in trees().items() if calls(tree, name)} for name in PRINTING}
     assert results == PRINTING
 
 
@@ -146,7 +152,7 @@ def count_code_lines(text: str, tree: ast.AST) -> int:
 def test_packages_keep_within_their_budgets_of_code() -> None:
     sizes: Counter[str] = Counter()
     for path in INNER:
-        sizes[package(module_name(path))] += count_code_lines(path.read_text(), TREES[path])
+        sizes[package(module_name(path))] += count_code_lines(path.read_text(), trees()[path])
     over = {name: (lines, BUDGETS[name]) for name, lines in sizes.items() if lines > BUDGETS[name]}
     assert not over, "packages with more lines of code than their budget; give a reason in the commit that raises one"
 
@@ -161,19 +167,21 @@ def test_imports_point_down() -> None:
     wrong = {}
     for path in INNER:
         own = package(module_name(path))
-        refused = [name for name in imports(TREES[path]) if package(name) != own and LAYER[package(name)] <= LAYER[own]]
+        refused = [
+            name for name in imports(trees()[path]) if package(name) != own and LAYER[package(name)] <= LAYER[own]
+        ]
         if refused:
             wrong[module_name(path)] = refused
     assert not wrong, "imports from other packages of the same layer, or from a higher layer"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert not circle({module_name(path): imports(tree) for path, tree in TREES.items()})
+    assert not circle({module_name(path): imports(tree) for path, tree in trees().items()})
 
 
 def test_kernels_import_only_kernels_registries_and_errors() -> None:
     for path in (ROOT / "kernels").rglob("*.py"):
-        refused = {name for name in imports(TREES[path]) if package(name) not in ("kernels", "registry", "errors")}
+        refused = {name for name in imports(trees()[path]) if package(name) not in ("kernels", "registry", "errors")}
         assert not refused, f"{module_name(path)} imports {refused}"
 
 
@@ -182,7 +190,7 @@ def test_one_module_imports_private_interfaces_of_numba() -> None:
     named = {
         module_name(path): {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
         | {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
     }
     private = {
         module
@@ -193,7 +201,9 @@ def test_one_module_imports_private_interfaces_of_numba() -> None:
 
 
 def test_modules_have_docstrings() -> None:
-    silent = [module_name(path) for path in MODULES if path.read_text().strip() and not ast.get_docstring(TREES[path])]
+    silent = [
+        module_name(path) for path in MODULES if path.read_text().strip() and not ast.get_docstring(trees()[path])
+    ]
     assert not silent, "modules without a docstring"
 
 
@@ -210,7 +220,7 @@ def test_modules_folders_and_parameter_lists_stay_small() -> None:
     many = {
         f"{module_name(path)}.{function.name}": count
         for path in MODULES
-        for function in functions(TREES[path])
+        for function in functions(trees()[path])
         if (count := parameters(function)) > PARAMETERS and not is_triton(function)
     }
     assert not many, f"over {PARAMETERS} parameters; combine some of them in a dataclass"
@@ -244,7 +254,7 @@ def test_only_modules_for_host_tensors_use_numpy_without_cpu() -> None:
             continue
         calls = [
             node.func.value
-            for node in ast.walk(TREES[path])
+            for node in ast.walk(trees()[path])
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "numpy"
         ]
         bare = [ast.unparse(given) for given in calls if ".cpu()" not in ast.unparse(given)]

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from planning.popular import zipf
-from scipy import stats
 
 from errors import missing, refuses
 from stratarec.errors import ConfigError
@@ -174,6 +173,8 @@ def test_pinned_rows_at_the_margin_overflow_into_less_than_a_sixteenth() -> None
     ways = 32
     load = ways / PIN_MARGIN
     rows = np.arange(ways + 1, 200)
+    from scipy import stats  # importing it takes half a second
+
     overflow = float(((rows - ways) * stats.poisson.pmf(rows, load)).sum())
     assert overflow / load < 0.02 < 1 / 16
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import yaml
 
 from stratarec.cli import main
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'stratarec[ray]'")
+if find_spec("ray") is None:  # importing it takes half a second
+    pytest.skip("Ray is not installed: pip install 'stratarec[ray]'", allow_module_level=True)
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 PLANTED = ".shard-00000.parquet.0123456789abcdef.tmp"
