@@ -60,6 +60,12 @@ class TreeSizes:
     edges: Length = 0
     """Number of edges of dense features that are part of a pair."""
 
+    @pydantic.model_serializer(mode="wrap")
+    def _write(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, int]:
+        """Leave out pairs where there are none, because hashes of manifests without them must stay the same."""
+        lengths: dict[str, int] = handler(self)
+        return {name: length for name, length in lengths.items() if length or name not in PAIR_ARRAYS}
+
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> TreeSizes:
         """Return the lengths of tensors, by name; 0 or 1 for tensors that are missing or have another dimension."""
