@@ -1,6 +1,6 @@
 """Training next to busy processes, and under a quota of processor time: DCN V2, batches of 256, on two processors.
 
-This library tunes the number of threads and how they wait by itself. It is compared with plain torch with default
+This library chooses how threads wait by itself. It is compared with plain torch with default
 threads, and with torch at the best number of threads for each situation, which a user would have to search. Torch uses
 the same network and one `nn.Embedding` with sparse gradients. Each contender is a process,
 `python -m benchmarks.neighbours`, that trains on request; the contenders alternate.
@@ -35,7 +35,6 @@ from stratarec.models.zoo.config import DCNv2Config
 from stratarec.models.zoo.dcn import DCNv2Score
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.steps.thread_tuner import ThreadConfig
 from stratarec.training.trainer import Trainer
 
 BATCH, PROCESSORS = 256, 2
@@ -272,10 +271,9 @@ def gate(folder: Path, samples: int) -> None:
     for number, sleep in enumerate((False, True)):
         recipe_of_run = recipe(folder, f"gate-{number}", samples, max_steps=30, threads=PROCESSORS)
         trainer = Trainer(recipe_of_run, dataset)
-        ThreadConfig(PROCESSORS, sleep=sleep).use()
+        trainer.threads._is_asleep = sleep
         trainer.train(overwrite=True)
         outcomes.append([weight.clone() for weight in trainer.model.network.parameters()])
-    ThreadConfig(PROCESSORS, sleep=False).use()
     if not all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True)):
         raise AssertionError("the result of a run depends on whether waiting threads sleep")
 

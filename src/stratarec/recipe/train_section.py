@@ -125,8 +125,7 @@ class TrainConfig:
     trained in GPU memory, unless ``memory.hbm`` is 0; with others they stay in host memory."""
     threads: int = 0
     """Threads of torch and of the kernels. 0 uses the cores that CPU affinity and quota allow, divided among the ranks
-    of a machine, and fewer threads while other processes use the cores. `train` prints the first such change, because
-    a repeated run may then differ in its last bits."""
+    of a machine. Threads sleep while they wait if other processes use the cores."""
     seed: int = 0
     """Seed of initial weights and of the order of batches."""
     tree_seconds: float = 600.0

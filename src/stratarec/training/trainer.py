@@ -123,7 +123,7 @@ class Trainer(Phase):
         super().__init__(
             recipe=recipe, dataset=dataset, mesh=self._resolved.mesh, device=device, folder=self._directory.checkpoints,
             identity=identity(recipe, dataset), saved=self._after_checkpoint, find_plan=self._find_plan,
-            threads=ThreadTuner(recipe.train.threads, ranks // hosts, self.may_differ),
+            threads=ThreadTuner(recipe.train.threads, ranks // hosts),
             stop=StopSignal(f"stopped at once; {self.run} is at its last checkpoint; resume with --resume"),
             progress=(progress or progress_of_notebook()) if mesh.is_first else SilentProgress(),
             state=TrainingState(),

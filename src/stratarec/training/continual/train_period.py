@@ -24,7 +24,7 @@ from stratarec.training.resolve import run_steps
 from stratarec.training.steps.graph_step import build_stages
 from stratarec.training.steps.state import TrainingState
 from stratarec.training.steps.step import Losses, Pipeline, loader_config
-from stratarec.training.steps.thread_tuner import ThreadTuner, share_of
+from stratarec.training.steps.thread_tuner import ThreadTuner
 from stratarec.training.torch_setup import build_optimizer, largest_fitting_batch, torch_settings
 
 
@@ -73,11 +73,8 @@ def train_period(
     """
     recipe = replace(recipe, train=recipe.train.for_pass(run_steps(recipe.train, dataset)))
     train, position = recipe.train, TrainingState()
-    # All steps use the same number of threads, because it may change the bits of matrix products. The tuner only
-    # chooses how threads wait.
-    threads = share_of(train.threads, torch.get_num_threads())
-    tuner = ThreadTuner(threads, 1, lambda step, reason: None)
-    with torch_settings(threads=threads, seed=train.seed), dataset.locked(), tuner:
+    tuner = ThreadTuner(train.threads, 1)
+    with torch_settings(threads=tuner.threads, seed=train.seed), dataset.locked(), tuner:
         plan = new_plan(recipe, dataset, device=device)
         with ExitStack() as stack:
             model = stack.enter_context(temporary_model(recipe, dataset, plan, device=device))

@@ -162,7 +162,6 @@ class Phase:
         if (trees := self.model.network.trees) is not None:
             fit = TreeFit(trees, dataset, self.config, growth=growth)
             stack.callback(fit.close)
-            self.threads.has_helper = lambda: fit.is_running
 
             def finish() -> None:
                 if difference := fit.finish(self.progress):
