@@ -86,11 +86,11 @@ def test_towers_on_several_hosts_train_the_model_of_one_process(
 
 def train_pooled(mesh: Mesh, recipe: Recipe) -> Any:
     """Train with every table pooled by one rank."""
-    given, placement.travel = placement.travel, lambda load, ranks: Place(first=0)
+    given, placement.place_whole = placement.place_whole, lambda load, ranks: Place(first=0)
     try:
         return train(mesh, recipe)
     finally:
-        placement.travel = given
+        placement.place_whole = given
 
 
 @pytest.mark.slow
