@@ -115,6 +115,9 @@ class TreeFit:
             environment = {
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if isinstance(folder, str)),
+                # NumPy's products, which choose pairs, have the same bits on any machine, and leave cores to networks.
+                "OPENBLAS_NUM_THREADS": "1",
+                "MKL_NUM_THREADS": "1",
             }
             # Ctrl-C in a terminal reaches only this process, which then waits for the trees and saves a checkpoint.
             self._process = subprocess.Popen(
