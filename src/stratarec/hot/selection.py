@@ -132,7 +132,7 @@ def choose_by_lookups(parts: Sequence[RowRange], budget_bytes: int, floor: Count
 
 
 def _falling(part: RowRange) -> Counts:
-    """Return counts that never rise: each row gets the maximum of its own and all later counts.
+    """Return counts that never rise: each row gets the maximum of its count and all later counts.
 
     Before that, every tail bucket gets the mean count of all tail buckets.
     """

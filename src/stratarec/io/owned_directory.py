@@ -43,7 +43,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class DirectoryKind:
-    """What an owned directory contains, such as a data set or a run, as its marker records it."""
+    """Kind of content of an owned directory, such as a data set or a run, as its marker records it."""
 
     name: str
     """Name in the marker and in messages."""
@@ -165,7 +165,7 @@ def check_marker(path: Path, kind: DirectoryKind) -> None:
 
 
 def _marker(kind: DirectoryKind) -> dict[str, object]:
-    about = f"A {kind.name} of StrataRec, which replaces this directory when it is told to overwrite it."
+    about = f"A {kind.name} of StrataRec, which replaces this directory when a command may overwrite it."
     return {"kind": kind.name, "format": FORMAT, "about": about}
 
 

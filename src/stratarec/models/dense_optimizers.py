@@ -14,7 +14,7 @@ class DenseOptimizer(NamedTuple):
     load: Callable[[], Any]
     """Returns the class, whose constructor takes weights, `lr` and `weight_decay`."""
     fused: Literal["everywhere", "cpu", "nowhere"] = "nowhere"
-    """Where the class is built with ``fused=True``."""
+    """Devices on which the class is built with ``fused=True``."""
     skips: bool = False
     """Whether the fused form leaves all weights unchanged if the device has set `found_inf`. A step of other classes
     waits for its loss."""

@@ -183,7 +183,7 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(width))
 
     def fault(self) -> str:
-        """Check values, which may come from a file; return what is wrong, or an empty string."""
+        """Check values, which may come from a file; return the fault, or an empty string."""
         return "a negative variance" if bool((self.running_var < 0).any()) else ""
 
     def forward(self, inputs: Tensor) -> Tensor:

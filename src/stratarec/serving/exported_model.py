@@ -137,7 +137,7 @@ class ExportedModel:
 
 
 def _row_fault(rows: NDArray[np.int64], before: int, after: int) -> str:
-    """Check the changed rows of a table that had `before` rows; return what is wrong, or an empty string."""
+    """Check the changed rows of a table that had `before` rows; return the fault, or an empty string."""
     if (np.diff(rows) <= 0).any() or (rows < 0).any() or (rows >= after).any():
         return f"changed rows that are not ascending from 0 to {after - 1}"
     missing = after - before - int((rows >= before).sum())
@@ -263,7 +263,7 @@ class EncodedTable:
     """``[K, D]`` values of `float_rows`."""
 
     def fault(self) -> str:
-        """Check all rows, which are not trusted; return what is wrong, or an empty string."""
+        """Check all rows, which are not trusted; return the fault, or an empty string."""
         if len(self.float_rows) and not (self.float_rows[0] >= 0 and self.float_rows[-1] < len(self.records)):
             return "rows outside of the table"
         if (np.diff(self.float_rows) <= 0).any():

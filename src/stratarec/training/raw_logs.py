@@ -67,7 +67,7 @@ class ScoredRows:
 
     @property
     def samples(self) -> ScoredSamples:
-        """The rows as samples for metrics. Each row without a user is a user of its own. The log must have labels."""
+        """Rows as samples for metrics. Each row without a user counts as a separate user. The log must have labels."""
         assert self.label is not None
         user = np.empty(0, dtype=np.int64)
         if self.user is not None:

@@ -25,9 +25,9 @@ def text_fault(column: pl.Series) -> str:
         return list_fault(lists)
     odd = text.filter(~fits)
     if odd.str.contains(_LIKE_AN_OBJECT).mean() > 0.5:  # type: ignore[operator]
-        return "objects; write each of their fields as a column of its own to use it"
+        return "objects; write each of their fields as a separate column to use it"
     if odd.str.contains(r"^\s*[\[(]\s*[\[(]").mean() > 0.5:  # type: ignore[operator]
-        return "lists of lists; write each inner list as a column of its own to use it"
+        return "lists of lists; write each inner list as a separate column to use it"
     for mark in _SEPARATORS:
         if not text.str.contains(mark, literal=True).mean() > 0.5:  # type: ignore[operator]
             continue
@@ -48,7 +48,7 @@ def list_fault(lists: pl.Series) -> str:
     """
     inner = lists.dtype.inner  # type: ignore[attr-defined]
     if inner.base_type() in (pl.List, pl.Array):
-        return "lists of lists; write each inner list as a column of its own to use it"
+        return "lists of lists; write each inner list as a separate column to use it"
     flat = lists.drop_nulls().explode().drop_nulls()
     if inner == pl.String:
         flat = flat.filter(flat != "")

@@ -173,7 +173,7 @@ def _refusal(reason: str) -> ClusterError:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """What a task on another machine reports when it has ended."""
+    """Report of a task on another machine when it has ended."""
 
     advance: int = 0
     """Number of steps by which progress advances."""

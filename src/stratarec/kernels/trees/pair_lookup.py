@@ -23,7 +23,7 @@ class PackedPairs(NamedTuple):
     columns: NDArray[np.int64]
     """``[P, 2]``."""
     defaults: Floats
-    """``[P]`` rates of pairs of codes that have no rate of their own."""
+    """``[P]`` rates of pairs of codes that `keys` does not list."""
     ends: NDArray[np.int64]
     """``[P + 1]`` places of a pair's keys: from its own end to the next one."""
     keys: NDArray[np.int64]

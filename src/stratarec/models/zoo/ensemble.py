@@ -56,7 +56,7 @@ class PiecewiseLinear(nn.Module):
         self.register_buffer("edges", torch.zeros(dense, bins + 1))
 
     def fault(self) -> str:
-        """Check values, which may come from a file; return what is wrong, or an empty string."""
+        """Check values, which may come from a file; return the fault, or an empty string."""
         return "quantiles that fall" if bool((self.edges.diff(dim=1) < 0).any()) else ""
 
     def forward(self, dense: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class MemberMean(Terms):
         self.register_buffer("weights", torch.tensor([1 / members] * members + [0.0] * trees))
 
     def fault(self) -> str:
-        """Check values, which may come from a file; return what is wrong, or an empty string."""
+        """Check values, which may come from a file; return the fault, or an empty string."""
         is_mean = bool((self.weights >= 0).all()) and abs(float(self.weights.sum()) - 1) < 1e-3
         return "" if is_mean else "weights of members that are negative or do not sum to 1"
 

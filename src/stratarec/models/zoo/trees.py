@@ -186,7 +186,7 @@ class TreeMembers(nn.Module):
         return torch.from_numpy(sum_trees(self.columns(dense, sparse), packed, self.leaves.cpu().numpy(), MEMBERS))
 
     def fault(self) -> str:
-        """Check values, which may come from a file; return what is wrong, or an empty string."""
+        """Check values, which may come from a file; return the fault, or an empty string."""
         if self._pack() is None:
             return "nodes that do not exist, have several parents or are not whole numbers"
         if not self.of_pairs().is_valid(len(self.features) + self.dense, len(self.features)):

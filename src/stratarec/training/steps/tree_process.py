@@ -1,4 +1,4 @@
-"""Fit boosted trees by LightGBM, in a process of its own that `trees.py` starts.
+"""Fit boosted trees by LightGBM, in a second process that `trees.py` starts.
 
 LightGBM imports scikit-learn and pandas if they are installed, but does not need them here. This process hides them:
 its start takes 0.3 s instead of 1.1.
@@ -34,7 +34,7 @@ class Member(NamedTuple):
     """Member of an ensemble that is fitted here."""
 
     inputs: Literal["codes", "rates", "both", "pairs"]
-    """What its trees compare, next to dense features: codes, click rates, both, or also click rates of pairs."""
+    """Columns that its trees compare, next to dense features: codes, click rates, both, or both and rates of pairs."""
     settings: dict[str, Any]
 
 
