@@ -20,7 +20,7 @@ from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.errors import ConfigError
 from stratarec.models import HistoryConfig
-from stratarec.recipe import Recipe
+from stratarec.recipe import Recipe, with_values
 from stratarec.recipe.train_section import TrainConfig
 
 SHIPPED = sorted((Path(stratarec.__file__).parent / "recipes").glob("*.yaml"))
@@ -103,6 +103,12 @@ def put(content: dict[str, Any], path: tuple[str | int, ...], value: Any) -> dic
         place = place[part]
     place[path[-1]] = value
     return content
+
+
+@pytest.mark.parametrize("place", ["model", "train.loss", "train.dense", "train.embedding", "data.source"])
+def test_a_name_in_place_of_a_section_is_explained(place: str, tmp_path: Path) -> None:
+    with refuses(ConfigError, f"{place}: expected a section, such as {place}.kind=adam, got 'adam'"):
+        Recipe.from_dict(with_values(tiny(tmp_path), {place: "adam"}))
 
 
 def test_every_wrong_value_is_one_line_that_names_its_field_or_section() -> None:

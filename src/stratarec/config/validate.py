@@ -50,6 +50,8 @@ def first_mistake(error: pydantic.ValidationError, content: Any, kind: Any) -> s
     section = "expected a section"
     words = {"tuple_type": "expected a list", "dataclass_type": section, "model_attributes_type": section}
     message = words.get(first["type"], message)
+    if message == section and isinstance(first["input"], str) and "kind" in _fields(kind, first["loc"]):
+        message = f"{section}, such as {place}.kind={short(first['input'])[1:-1]}"
     value = "" if first["type"] == "missing" else f", got {short(first['input'])}"
     return f"{place}: {message[0].lower()}{message[1:]}{value}"
 
