@@ -24,7 +24,7 @@ MATTER = (
      "embedding", "ratio_fbgemm_random_median", "{:.2f}"),
     ("Training of a DLRM in float32, speed over TorchRec's",
      "train", "ratio_torchrec_float32", "{:.2f}"),
-    ("Models of `init` on 28 public logs, mean rank by AUC among five methods (1 is best)",
+    ("Models of `init` on 40 public logs, mean rank by AUC among five methods (1 is best)",
      "small_logs", "mean_rank_stratarec", "{:.2f}"),
     ("... of CatBoost",
      "small_logs", "mean_rank_catboost", "{:.2f}"),
