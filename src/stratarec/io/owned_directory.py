@@ -165,7 +165,8 @@ def check_marker(path: Path, kind: DirectoryKind) -> None:
 
 
 def _marker(kind: DirectoryKind) -> dict[str, object]:
-    about = f"A {kind.name} of StrataRec, which replaces this directory when a command may overwrite it."
+    # The text is part of the format: markers of existing directories have it.
+    about = f"A {kind.name} of StrataRec, which replaces this directory when it is told to overwrite it."
     return {"kind": kind.name, "format": FORMAT, "about": about}
 
 
