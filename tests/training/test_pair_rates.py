@@ -81,3 +81,13 @@ def test_a_log_of_many_columns_and_samples_is_chosen_from_a_sample() -> None:
     many = Labels(np.repeat(labels.label, 15), np.ones(15 * N), 1)
     pairs = choose_pairs(rows.astype(np.float32), many, (True,) * 42)
     assert pairs.pairs[0, :2].tolist() == [0, 1]
+
+
+def test_a_sample_without_weight_chooses_no_pair() -> None:
+    """Few rows of a large log may have a weight, and the sample from which pairs are chosen none of them."""
+    rows, labels = log(6, 1.0)
+    rows, label = np.repeat(rows, 15, axis=0), np.repeat(labels.label, 15)
+    weight = np.zeros(len(rows))
+    chosen = np.random.default_rng(0).choice(len(rows), 50_000, replace=False)
+    weight[np.setdiff1d(np.arange(len(rows)), chosen)[:40]] = 1
+    assert not len(choose_pairs(rows, Labels(label, weight, 0), CATEGORICAL).pairs)

@@ -32,7 +32,8 @@ from stratarec.kernels.trees.sums import NODE_FIELDS, TREE_FIELDS, PackedTrees, 
 MEMBERS = 6
 """M, number of members that are trees (`training/steps/trees.py` says how they differ)."""
 RATED = 8192
-"""Maximum number of codes of a feature that have a click rate; all larger codes have the rate of code 0."""
+"""Maximum number of codes of a feature that have a click rate; all larger codes have the rate of code 0. Only features
+with fewer values are compared with sets; the codes of others are compared by their order."""
 LEAVES = 31
 """Maximum number of leaves of a tree."""
 PAIR_ARRAYS = ("pairs", "pair_rates", "edges")

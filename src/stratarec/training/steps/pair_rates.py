@@ -10,6 +10,7 @@ Shapes: N samples, S categorical columns, C columns, P pairs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -57,7 +58,9 @@ class Labels:
     def __init__(self, label: NDArray[Any], weight: NDArray[Any], seed: int) -> None:
         self.label, self.weight = label.astype(np.float64), weight.astype(np.float64)
         self.mean = float(np.average(self.label, weights=self.weight))
+        """Share of positive samples, by weight."""
         self.part = np.random.default_rng(seed).integers(0, _PARTS, len(label))
+        """``[N]`` part of each sample."""
         self._clicks = self.label * self.weight
 
     def rates(self, code: Codes, size: int) -> ClickRates:
@@ -68,9 +71,10 @@ class Labels:
         return ClickRates((clicks + prior) / (samples + _STRENGTH), (own + prior) / (known + _STRENGTH))
 
     def sample(self, chosen: NDArray[np.int64]) -> Labels:
-        """Return the labels of some samples, with their parts."""
-        labels = Labels(self.label[chosen], self.weight[chosen], 0)
-        labels.part = self.part[chosen]
+        """Return the labels of some samples, with their parts and the mean of all; all weights of them may be 0."""
+        labels = copy(self)
+        labels.label, labels.weight, labels.part = self.label[chosen], self.weight[chosen], self.part[chosen]
+        labels._clicks = self._clicks[chosen]
         return labels
 
 

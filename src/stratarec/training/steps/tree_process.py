@@ -82,16 +82,16 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     )
 
     seen, labels = train[0][:, : width - codes], Labels(train[1], train[2], int(request["seed"]))
-    pairs = choose_pairs(seen, labels, request["categorical"].tolist()) if valid else no_pairs()
-    if not valid:
-        pairs = PairRates(request["pairs"], pairs.rates, request["edges"])
-    if len(pairs.pairs):
+    if valid:
+        pairs = choose_pairs(seen, labels, request["categorical"].tolist())
+    else:
+        pairs = PairRates(request["pairs"], no_pairs().rates, request["edges"])
+    if has_pairs := bool(len(pairs.pairs)):
         pairs, own = fit_pairs(seen, labels, pairs, codes)
         train[0] = np.concatenate([train[0], own], axis=1)
-    if len(pairs.pairs) and valid:
-        valid[0] = np.concatenate(
-            [valid[0], look_up_pairs(valid[0][:, : width - codes], pairs, pairs.keys(), codes)], axis=1
-        )
+        if valid:
+            new = look_up_pairs(valid[0][:, : width - codes], pairs, pairs.keys(), codes)
+            valid[0] = np.concatenate([valid[0], new], axis=1)
     parts = {
         "codes": slice(0, width - codes), "rates": slice(codes, width), "both": slice(0, width),
         "pairs": slice(0, width + len(pairs.pairs)),
@@ -109,12 +109,12 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         data = {
             inputs: data_of(inputs)
             for inputs in dict.fromkeys(MEMBERS[number].inputs for number in numbers)
-            if inputs != "pairs" or len(pairs.pairs)
+            if inputs != "pairs" or has_pairs
         }
         fitted = []
         for place, number in enumerate(numbers, 1):
             inputs, settings = MEMBERS[number]
-            if inputs == "pairs" and not len(pairs.pairs):
+            if inputs == "pairs" and not has_pairs:
                 fitted.append((b"", False))
                 continue
             fixed = {"num_leaves": int(request["num_leaves"]), "seed": int(request["seed"]) + number}
@@ -135,6 +135,8 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     with ThreadPoolExecutor(2) as threads:
         halves = threads.map(fit_members, (range(_FIRST_THREAD), range(_FIRST_THREAD, len(MEMBERS))))
         models, limited = zip(*(member for half in halves for member in half), strict=True)
+    if not any(text for member, text in zip(MEMBERS, models, strict=True) if member.inputs == "pairs"):
+        pairs = no_pairs()  # validation kept no tree that compares them
     return {
         "models": np.array(models),
         "limited": np.array(limited),
