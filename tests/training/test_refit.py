@@ -15,6 +15,7 @@ from training.test_trees import log, make_recipe
 
 from errors import refuses
 from recipes import agreeing_scores, assert_same_model, start, tiny, train
+from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader
@@ -29,7 +30,7 @@ from stratarec.training import checkpoint
 from stratarec.training.build import new_model
 from stratarec.training.continual.chain import revert
 from stratarec.training.continual.continual_run import continue_run
-from stratarec.training.evaluate import ScoredSamples, score_split
+from stratarec.training.evaluate import ScoredSamples, fit, score_split
 from stratarec.training.resolve import check_refit, resolve
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
@@ -113,6 +114,24 @@ def test_the_phase_continues_the_tested_model_on_the_held_out_samples(run: Path,
     names = ("network.safetensors",)
     assert all((expected / name).read_bytes() == (served(run) / name).read_bytes() for name in names)
     model.embeddings.close()
+
+
+def test_the_model_that_is_used_has_a_calibration_by_validation_and_test_samples(data: Path, tmp_path: Path) -> None:
+    run = train(recipe_of(tmp_path, data, calibration="platt")).run
+    result = read_result(run)
+    assert result is not None
+    with open_run(run, tested=True) as tested:
+        assert tested.maps == result.calibration
+        tested.model.network.calibration = None
+        samples = [
+            score_split(tested.model, tested.dataset, split, precision="float32", progress=SilentProgress())
+            for split in SPLITS[1:]
+        ]
+    assert result.calibration == fit(("platt",), samples[0])
+    with open_run(run) as used:
+        assert used.maps == result.refit_calibration == fit(("platt",), ScoredSamples.joined(samples))
+    assert main(["export", str(run), "-o", str(tmp_path / "export")]) == 0
+    assert Scorer.open(tmp_path / "export").manifest.calibration == result.refit_calibration
 
 
 @pytest.mark.parametrize("step", [1, 10], ids=["before a checkpoint", "after a checkpoint"])

@@ -186,15 +186,16 @@ class TrainConfig:
     calibration: Literal["auto", "none", "platt", "isotonic"] = "auto"
     """Correction of probabilities, fitted on the validation split at the end of the run: ``platt`` is a linear function
     of the logit, ``isotonic`` any non-decreasing function. ``auto`` uses them only where they lower the validation log
-    loss by more than chance, ``isotonic`` with at least 10,000 samples. The final test, predictions and exports use
-    it."""
+    loss by more than three standard errors, ``isotonic`` with at least 10,000 samples. The final test, predictions and
+    exports use it."""
     refit: bool = False
     """Train the model on the samples of validation and test, too, after the final test: one more pass from the tested
     checkpoint. If this had seen the training samples more than once, the pass has all samples and a tenth of the
     learning rates, else these samples only. Boosted trees are fitted again, to all samples, and the weights of an
-    ensemble's members are chosen again by validation and test samples, unless the tested model is calibrated. This
-    model is used by `predict`, `export` and `continue`. All figures in the result and the report are of the tested
-    model, which has not seen these samples."""
+    ensemble's members are chosen again by validation and test samples. If the tested model needs a calibration, these
+    weights stay, and the calibration is fitted again to validation and test samples. This model is used by `predict`,
+    `export` and `continue`. All figures in the result and the report are of the tested model, which has not seen these
+    samples."""
     deduplicate: bool = True
     """Look up and compute each distinct value of a deduplication group once per batch, if a batch has enough repeated
     ids to make that faster. If false, repeated values are expanded when batches are read."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from stratarec.config.units import format_bytes
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.splits import SPLITS
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import SharedEngine
 from stratarec.embedding.engine import Engine
@@ -31,7 +32,7 @@ from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.reporting.metric_texts import show, speed_text
 from stratarec.training.baseline.baselines import compare_with_baselines
-from stratarec.training.evaluate import ScoredSamples, corrected_by, fit, measured, score_split
+from stratarec.training.evaluate import ScoredSamples, corrected_by, fit, fit_again, measured, score_split
 from stratarec.training.explain.explain import for_report
 from stratarec.training.loop import Stopped
 from stratarec.training.resolve import exchange_remark
@@ -155,9 +156,13 @@ class FinalEvaluation:
         plain = {split: self._figures(scored) for split, scored in samples.items()}
         if not maps:
             return ({"test": plain["test"]} if "test" in plain else {}), (), samples
+        in_order = ScoredSamples.joined(samples[name] for name in SPLITS[1:] if name in samples)
+        again = fit_again(kinds, in_order) if self.recipe.train.refit else ()
         samples = {split: corrected_by(maps, scored) for split, scored in samples.items()}
         metrics = {split: self._figures(scored) for split, scored in samples.items()}
-        return {**metrics, "uncalibrated": plain, "calibration": [curve.to_dict() for curve in maps]}, maps, samples
+        curves = {"calibration": maps, "refit_calibration": again}
+        stored = {name: [curve.to_dict() for curve in each] for name, each in curves.items()}
+        return {**metrics, "uncalibrated": plain, **stored}, maps, samples
 
     def _importance(self, maps: Sequence[LogitMap]) -> dict[str, Any] | str:
         """Return the importance of features for the calibrated model, or a text that says why it was not measured."""

@@ -205,7 +205,7 @@ class Trainer(Phase):
     def _refit(self, result: dict[str, Any]) -> dict[str, Any]:
         """Train the tested model on the other samples, and add the served checkpoint to the result."""
         tested = self.folder / result["checkpoint"]
-        refit = Refit(self, self.run, tested, is_calibrated=bool(result.get("calibration")))
+        refit = Refit(self, self.run, tested, is_calibrated=bool(result.get("refit_calibration")))
         self.release()
         result = {**result, "refit": refit.run()}
         self.mesh.first(lambda: write_result(self.run, result))

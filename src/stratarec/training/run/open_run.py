@@ -166,7 +166,8 @@ def open_run(
             result, folder = read_result(path), chosen.parents[1]
             recipe = read_recipe(folder)
             if result is not None and chosen in (result.tested(path), result.served(path)):
-                maps = result.calibration
+                again = result.refit_calibration
+                maps = result.calibration if again is None or chosen == result.tested(path) else again
         else:
             chosen = periods.only_checkpoint(folder)
             stack.enter_context(checkpoint.locked(chosen))

@@ -15,7 +15,7 @@ otherwise it has those of validation and test, which are then seen once, as the 
 Values that are frequent enough only in all splits together get rows, with initial weights (`Dataset.complete`).
 Boosted trees are fitted again, to all samples: as many as validation chose, times the growth of the number of samples.
 The weights of an ensemble's members are chosen again by the samples of validation and test, as scored by the tested
-model. If the tested model has a calibration, it stays, and so do the weights to which it was fitted.
+model. If the tested model needs a calibration, the weights stay, and the calibration is fitted to these samples.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Refit(Phase):
     tested : Path
         Checkpoint from which this phase starts.
     is_calibrated : bool
-        Whether a calibration was fitted to the scores of the tested model.
+        Whether a calibration for this phase was fitted to the scores of the tested model, with its weights.
     """
 
     members = None  # each sample has been seen, so nothing can choose the best step of a member

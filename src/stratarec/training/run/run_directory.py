@@ -253,6 +253,8 @@ class Result(Model):
     """Split -> metrics of the scores without the calibration."""
     calibration: tuple[LogitMap, ...] = ()
     """Calibration of each label."""
+    refit_calibration: tuple[LogitMap, ...] | None = None
+    """Calibration of each label for the model after the refit. None: that of the tested model."""
     baselines: tuple[str, ...] = ()
     """Comparison with other methods on the same samples, if there are any."""
     ranks: tuple[RankFigures, ...] = ()
