@@ -223,7 +223,7 @@ _COLUMNS = 200
 _SIZES: dict[float, dict[str, Any]] = {
     _COLUMNS: {},
     800: {"model.embedding_dim": 4, "model.member_mlp": [64, 32], "model.bins": 16},
-    math.inf: {"model.members": 8, "model.embedding_dim": 2, "model.member_mlp": [64, 32], "model.bins": 8},
+    math.inf: {"model.embedding_dim": 2, "model.member_mlp": [64, 32], "model.bins": 8},
 }
 # Number of steps of a run divided by the number of steps that the average of weights covers, and the largest decay.
 _MEMORIES, _MOST_DECAY = 3, 0.9999
@@ -273,12 +273,13 @@ def _of_ensemble(samples: int, validated: bool, batch_size: int, columns: int) -
     are enough to stop.
     """
     several = validated and samples < _FEW
+    has_trees = validated and samples <= _MOST_OF_TREES
     batch = batch_size or _power_of_two(samples / (60 if several else 120), 32, 256)
     rate = round((0.001 if several else 0.004) * min(_COLUMNS / max(columns, 1), 1), 6)
     falling = {f"train.{part}.schedule.kind": "polynomial" for part in ("dense", "embedding")}
     return {
-        "model.members": 6 if samples < _FEW else 8,
-        "model.trees": MOST_TREES if validated and samples <= _MOST_OF_TREES else 0,
+        "model.members": 4 if has_trees else 6 if samples < _FEW else 8,
+        "model.trees": MOST_TREES if has_trees else 0,
         "train.batch_size": batch,
         "train.epochs": 100 if several else 10 if validated and samples < _MEDIUM else 5,
         **({} if several else falling),

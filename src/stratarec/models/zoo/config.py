@@ -192,7 +192,7 @@ class EnsembleConfig(VectorsConfig):
     """D, width of a member's vectors."""
     members: int = 8
     """K; training minimizes the log loss of each member, and the score is a weighted mean of their logits."""
-    member_kinds: tuple[MemberKind, ...] = ("plain", "dropout", "field_dropout", "narrow")
+    member_kinds: tuple[MemberKind, ...] = ("dropout", "field_dropout", "plain", "narrow")
     """Members are in pairs, and these are the kinds of the pairs, repeated if there are more. The second member of a
     pair starts as a linear model. ``dropout``: up to three times the dropout rate. ``field_dropout``: drops a fifth of
     each sample's features. ``narrow``: a quarter of the hidden outputs, no dropout."""
