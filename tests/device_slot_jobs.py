@@ -26,6 +26,7 @@ from stratarec.embedding.slots import Level0
 from stratarec.embedding.slots.cpu import CpuSlots
 from stratarec.embedding.tables.base import group_layout
 from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.errors import CheckpointError
 from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.update import Gradients
 
@@ -95,7 +96,8 @@ def _step(optimizer: RowOptimizerConfig, width: int, *, singles: bool, samples: 
     gradients = Gradients(torch.from_numpy(draws.standard_normal((samples, 2 * width), dtype=np.float32)), ())
     results = []
     for memory in _memories(optimizer, sum(rows), width):
-        pooled, staged = torch.full((samples, 2 * width), torch.nan), memory.stage(layout, bags)
+        pooled = torch.full((samples, 2 * width), torch.nan)
+        (staged,) = memory.pack((memory.stage(layout, bags),)).staged
         memory.pool(staged, pooled)
         norms = memory.square_norms(staged, gradients)
         memory.update(staged, gradients, optimizer.rule(3), None)
@@ -207,35 +209,61 @@ def homes(numbers: tuple[int, ...]) -> None:
     print(json.dumps(actual))
 
 
-def crossing() -> None:
-    """Print, as JSON, whether tables saved on one kind of slots train on the other kind as on the first."""
-    same = []
-    for kinds in (("device", "plain"), ("plain", "device")):
-        ends = [list(_continued(first, kinds[1])) for first in (kinds[0], kinds[1])]
-        same.append(ends[0] == ends[1])
-    print(json.dumps(same))
+Form = tuple[str, str, int, str]
+"""Kind of slots, home of the cached table, number of its slots, and codec of its records."""
+CROSSINGS: tuple[tuple[Form, Form], ...] = (
+    (("device", "hbm", 32, "int8"), ("plain", "dram", 32, "int8")),
+    (("plain", "log", 64, "fp32"), ("device", "hbm", 32, "fp32")),
+    (("plain", "dram", 32, "int8"), ("device", "hbm", 32, "int8")),
+    (("device", "hbm", 32, "fp32"), ("plain", "dram", 64, "fp32")),
+    (("device", "dram", 32, "int8"), ("plain", "dram", 32, "int8")),
+    (("plain", "dram", 32, "int8"), ("device", "dram", 32, "int8")),
+)
+"""Forms in which tables are saved and loaded. Slots of two forms differ only if records are exact."""
 
 
-def _continued(saved: str, loaded: str) -> Iterator[bytes]:
-    """Yield the bytes of tables that were trained and saved on slots of one kind, and trained further on another."""
+def crossing(numbers: tuple[int, ...]) -> None:
+    """Print, as JSON, what is said when tables are loaded in another form, and whether they train as on the CPU; then
+    the error for a checkpoint of another layout.
+    """
+    results = []
+    for number in numbers:
+        saved, loaded = CROSSINGS[number]
+        on_cpu = "plain", "dram", *saved[2:]
+        (said, *tables), (_, *expected) = _continued(saved, loaded), _continued(on_cpu, on_cpu)
+        results.append([said.decode(), tables == expected])
+    try:
+        list(_continued(("plain", "dram", 32, "int8"), ("device", "hbm", 32, "int8"), layout="pages"))
+    except CheckpointError as error:
+        results.append([str(error), False])
+    print(json.dumps(results))
+
+
+def _continued(saved: Form, loaded: Form, layout: str = "") -> Iterator[bytes]:
+    """Yield what loading says, and the bytes of tables that were trained and saved in one form, and trained further in
+    another. With a `layout`, the checkpoint claims that its records have it.
+    """
     optimizer = RowOptimizerConfig(kind="adam", rows="all", learning_rate=0.01)
     tables = [
         EmbeddingBagConfig(name=name, num_embeddings=120, embedding_dim=6, feature_names=(name,))
         for name in ("whole", "cached")
     ]
-    tiers = TierConfig(tables={"cached": TableTier(codec=CodecConfig(kind="int8"), cache_rows=32)}, ways=8)
     with tempfile.TemporaryDirectory() as folder:
         manifest: dict[str, Any] = {}
-        for kind, first_step in ((saved, 0), (loaded, 3)):
+        for (kind, home, cache_rows, codec), first_step in ((saved, 0), (loaded, 3)):
             slots.MEMORIES["cpu"] = slot_memories.KINDS[kind]
+            tier = TableTier(home=home, codec=CodecConfig(kind=codec), cache_rows=cache_rows)
+            tiers = TierConfig(tables={"cached": tier}, ways=8, log_path=Path(folder, f"log-{first_step}"))
             module = TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=3, tiers=tiers)
             if first_step:
-                assert module.load(Path(folder), manifest) == ""
+                yield module.load(Path(folder), manifest).encode()
             for step in range(first_step, first_step + 3):
                 ids = torch.from_numpy(np.random.default_rng(step).integers(0, 120, 24))
                 features = KeyedJagged(keys=("whole", "cached"), values=ids, offsets=None, batch_size=12)
                 module(features).pooled.square().sum().backward()
             if not first_step:
                 manifest = module.save(Path(folder))
+                manifest["groups"][1]["home"]["layout"] = layout or manifest["groups"][1]["home"]["layout"]
         for table in tables:
             yield b"".join(part.contiguous().numpy().tobytes() for part in module.table(table.name).values())
+        module.close()

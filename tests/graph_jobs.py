@@ -24,9 +24,11 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding import RowOptimizerConfig, slots
 from stratarec.embedding.config import CodecConfig
+from stratarec.embedding.engine import Engine
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import StorageError, StrataError, TrainingError
+from stratarec.kernels.runtime.accelerator import open_device
 from stratarec.models import DLRMConfig, HistoryConfig, build_model, request
 from stratarec.models.zoo.config import DCNv2Config, DINConfig
 from stratarec.recipe.train_section import AverageConfig, DenseOptimizerConfig, TrainConfig
@@ -53,7 +55,7 @@ def _model(kind: Any, pooling: str, **more: Any) -> Any:
     return kind(embedding_dim=8, history=HistoryConfig(pooling=pooling, attention_mlp=(8,)), **more)  # type: ignore[arg-type]
 
 
-_DLRM = {"bottom_mlp": (8,), "top_mlp": (8,)}
+_DLRM: dict[str, Any] = {"bottom_mlp": (8,), "top_mlp": (8,)}
 
 CASES: dict[str, dict[str, Any]] = {
     "adam": {"schema": SINGLE, "train": {"dense": ADAM}},
@@ -95,17 +97,19 @@ def memory(kind: str) -> Iterator[None]:
         slots.MEMORIES["cpu"] = before
 
 
-def stages_of(case: dict[str, Any], kind: str) -> Stages:
-    """Return the stages of a step of a small DLRM, with rows in a kind of slots."""
+def stages_of(case: dict[str, Any], kind: str, place: str = "cpu") -> Stages:
+    """Return the stages of a step of a small DLRM on the device `place`, with rows in a kind of slots."""
     with memory(kind):
-        config = case.get("model", DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(8,), pooling="mean"))
+        sizes = {**_DLRM, "embedding_dim": 8, "interaction": case.get("interaction", "dot")}
+        config = case.get("model", DLRMConfig(pooling="mean", **sizes))
         schema = case.get("schema", SCHEMA)
         rows = {feature.name: ROWS[feature.name] for feature in schema.sparse if "model" not in case}
         if "model" in case:
             schema, rows = test_deduplicated.schema(), test_deduplicated.ROWS
         optimizer = case.get("rows", RowOptimizerConfig(learning_rate=0.05))
-        tiers = TierConfig(tables=case.get("tiers", {}), ways=8, log_path=case.get("log"))
+        tiers = TierConfig(tables=case.get("tiers", {}), ways=8, log_path=case.get("log"), device=place)
         model = build_model(config, schema, rows, seed=3, optimizer=optimizer, tiers=tiers)
+    model.place(open_device(place))
     model.train()
     train, nothing = TrainConfig(**case["train"]), None
     return graph_step.build_stages(model, build_optimizer(train.dense, model.network), train, nothing)  # type: ignore[arg-type]
@@ -138,7 +142,7 @@ def state_of(stages: Stages, kind: str) -> list[torch.Tensor]:
         for table in model.embeddings.tables:
             parts += model.embeddings.rows(table.name, 0, min(table.num_embeddings, 40)).values()
     parts += [value for entry in stages.optimizer.state.values() for value in entry.values() if torch.is_tensor(value)]
-    return [part.detach().clone() for part in parts]
+    return [part.detach().cpu().clone() for part in parts]
 
 
 def compare(names: tuple[str, ...], steps: int = 4) -> None:
@@ -267,8 +271,8 @@ def bad_input(root: str) -> None:
             sides.append(state_of(stages, "device"))
         same = all(map(torch.equal, *sides))
         assert isinstance(stages, graph_step.DeviceStages)
-        stages._graph_step._ring.give_back = mock.Mock(side_effect=KeyboardInterrupt)  # type: ignore[method-assign]
-        refused(stages, 4, batch_of(case, 4))
+        with mock.patch.object(Engine, "end", side_effect=KeyboardInterrupt):
+            refused(stages, 4, batch_of(case, 4))
         refused(stages, 5, batch_of(case, 5))
         losses, graph_step._MOST_GRAPHS, Repeated.count = [], 1, 0
         for graph in (None, Repeated):
@@ -392,16 +396,15 @@ def captured(name: str, faults: tuple[str, ...]) -> None:
             for number in range(1, 30):
                 batch = batch_of(case, number)
                 request = stages.model.request(batch)
-                handle = step._engine.prepare_now(request.features)
+                handle = step._engine.prepare_now(request.features, step.tensors(number, batch, request))
                 step._engine.begin(handle)
-                place, inputs = step._pack(number, batch, request, handle.staged, ())
+                inputs = graph_step.StepInputs.of(step._buffer(number, batch, request, handle), request, ())
                 kept = graph_step.copied(inputs) if kept is None else kept
                 if inputs.form == kept.form and len(logs) < 2:
                     kept.take(inputs)
                     with Log() as log:
                         step._train(kept)
                     logs.append(log.entries)
-                step._ring.give_back(place)
                 step._engine.end(handle)
                 step._queued += 1
                 if len(logs) == 2:

@@ -6,20 +6,26 @@ Import this module before Triton and before the first gradient is computed.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from typing import Any
+from unittest import mock
 
 import lazy_device
 import triton_interpreter  # noqa: F401  # before Triton
 
 lazy_device.install()
 
+import graph_jobs  # noqa: E402
 import slot_memories  # noqa: E402
 import torch  # noqa: E402
 from slot_memories import DEVICE_WORK  # noqa: E402
 
 from stratarec.embedding import packed_batch, rings, slots  # noqa: E402
 from stratarec.embedding.slots import device  # noqa: E402
+from stratarec.kernels.runtime.accelerator import DeviceTransfers  # noqa: E402
+from stratarec.training.torch_setup import torch_settings  # noqa: E402
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
@@ -71,6 +77,74 @@ def compare(number: int, schedules: tuple[str, ...], fault: str = "", **more: An
         for stream in lazy_device._STREAMS:
             stream.drain()
     print(json.dumps(differing))
+
+
+CHANGED_AT, STEPS = 2, 6
+
+
+def trained(case: dict[str, Any], place: str) -> tuple[list[bytes], list[Any]]:
+    """Train batches that are prepared ahead. Return all results; and the number of copies of batches, the number of
+    other copies to the device before and after the factor on the learning rate changes, and waits of the host.
+
+    The factor changes while batches with the earlier one are prepared.
+    """
+    stages, copies, others, results = graph_jobs.stages_of(case, "plain", place), Counter[str](), 0, []
+
+    def counted(name: str, method: Any) -> Any:
+        def call(*given: Any) -> Any:
+            copies[name] += 1
+            return method(*given)
+
+        return call
+
+    items = ((batch, stages.request(batch)) for batch in (graph_jobs.batch_of(case, step) for step in range(STEPS)))
+    with (
+        mock.patch.object(rings.Place, "send", counted("batches", rings.Place.send)),
+        mock.patch.object(DeviceTransfers, "up", counted("others", DeviceTransfers.up)),
+        stages.prepare(items, depth=2, barrier=lambda _: False) as ahead,
+    ):
+        lazy_device.WAITS.clear()
+        for step, (item, prepared) in enumerate(ahead):
+            if step == CHANGED_AT:
+                stages.rate_factor, others = 0.5, copies["others"]
+            results.append(stages.train(step, *item, prepared))
+            if step == CHANGED_AT:
+                waits = list(lazy_device.WAITS)
+    losses = torch.tensor([result.loss for result in results])
+    states = [losses, *graph_jobs.state_of(stages, "plain")]
+    stages.model.embeddings.close()
+    return [part.numpy().tobytes() for part in states], [copies["batches"], others, copies["others"] - others, waits]
+
+
+def step(names: tuple[str, ...], schedules: tuple[str, ...], fault: str = "") -> None:
+    """Print, as JSON, whether steps of these cases with rows on the device have the results of the CPU under each
+    schedule, and the counts of `trained`.
+
+    With a fault, print the case and the schedule that show it first.
+    """
+    results: list[Any] = []
+    with torch_settings(seed=1, threads=1):
+        # Products of pairs add up in another order on a device.
+        cases = {name: {**graph_jobs.CASES[name], "interaction": "cat"} for name in names}
+        expected = {name: trained(case, "cpu")[0] for name, case in cases.items()}
+        if fault:
+            FAULTS[fault]()
+        for schedule, (name, case) in product(schedules, cases.items()):
+            lazy_device.follow(schedule)
+            try:
+                actual, counts = trained(case, "lazy")
+            except Exception:
+                if not fault:
+                    raise
+                actual, counts = [], []
+            for stream in lazy_device._STREAMS:
+                stream.drain()
+            if not fault:
+                results.append([actual == expected[name], *counts])
+            elif actual != expected[name]:
+                results = [name, schedule]
+                break
+    print(json.dumps(results))
 
 
 torch.set_num_threads(1)

@@ -35,7 +35,7 @@ from stratarec.embedding.slots.memory import SlotMemory
 from stratarec.embedding.tiers import TableTier, TierConfig
 
 METHODS = tuple(name for name, each in vars(CpuSlots).items() if callable(each) and not name.startswith("_"))
-WITHOUT_SLOTS = ("like", "stage", "list_rows", "empty", "square_norms")
+WITHOUT_SLOTS = ("like", "stage", "pack", "empty", "square_norms")
 """Methods that neither read nor write slots."""
 IN_ORDER = ("pool", "gather", "apply_missed_steps", "weight_gradient")
 """Methods that a stream runs after earlier steps, without waiting."""

@@ -56,7 +56,7 @@ BUDGETS = {
     "models": 2_560,
     "hot": 472,
     "data": 7_684,
-    "embedding": 4_919,
+    "embedding": 5_010,
     "batch": 319,
     "kernels": 7_650,
     "io": 952,

@@ -12,7 +12,7 @@ import slot_memories
 import torch
 from lazy_device import SCHEDULES
 
-from errors import refuses
+from errors import missing, refuses
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.slots import Level0
@@ -104,6 +104,30 @@ def test_streams_wait_for_each_other(number: int, schedules: tuple[str, ...], st
     assert run_job(f"compare({number}, {schedules!r}, steps={steps})", "lazy_rows") == []
 
 
+@pytest.mark.parametrize(
+    ("names", "schedules"),
+    [(("adam",), SCHEDULES[-1:]), pytest.param(("adam", "caches over int8"), SCHEDULES, marks=pytest.mark.slow)],
+)
+def test_a_step_sends_one_buffer_and_waits_for_nothing(names: tuple[str, ...], schedules: tuple[str, ...]) -> None:
+    """A whole step, with the network on the lazy device, and batches that are prepared ahead."""
+    for number, (same, batches, others, later, waits) in enumerate(
+        run_job(f"step({names!r}, {schedules!r})", "lazy_rows")
+    ):
+        assert same
+        assert batches == 6
+        if names[number % len(names)] == "adam":
+            # The features of the tables, once; later the numbers of batches that were prepared with another rate.
+            assert others == 1
+            assert 1 <= later <= 3
+            assert waits == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS_OF_STREAMS)
+def test_a_missing_wait_is_detected_in_a_step(fault: str) -> None:
+    assert run_job(f"step(('adam', 'caches over int8'), {SCHEDULES!r}, {fault!r})", "lazy_rows")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS_OF_STREAMS)
 def test_a_missing_wait_of_a_stream_is_detected(fault: str) -> None:
@@ -126,9 +150,14 @@ def test_a_home_in_gpu_memory_needs_rows_on_a_gpu() -> None:
         TieredEmbeddingBagCollection([table], tiers=tiers)
 
 
-@pytest.mark.slow
-def test_checkpoints_move_between_dram_and_a_gpu() -> None:
-    assert run_job("crossing()") == [True, True]
+@pytest.mark.parametrize("numbers", [(0,), pytest.param((1, 2, 3, 4, 5), marks=pytest.mark.slow)], ids=str)
+def test_checkpoints_move_between_homes_on_the_cpu_and_on_a_gpu(numbers: tuple[int, ...]) -> None:
+    *results, (foreign, _) = run_job(f"crossing({numbers!r})")
+    assert all(same for _, same in results)
+    # Other slots, or a log: rows are transferred one by one.
+    assert [number for number, (said, _) in zip(numbers, results, strict=True) if said] == [*({1, 3} & set(numbers))]
+    assert not missing("groups.1.home 'pages' layout checkpoint", foreign)
+    assert "\n" not in foreign
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "3.8.0", "4.0", None])

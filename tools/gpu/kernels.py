@@ -92,7 +92,7 @@ class Case:
         self.slots = Level0(open_device(DEVICE)).slots(T * R, D, optimizer)
         self.weights = self.slots.views(0, T * R)["weight"]
         self.weights.copy_(torch.randn(T * R, D, generator=g, device=DEVICE) * 0.1)
-        self.stage = lambda: self.slots.stage(layout, bags)
+        self.stage = lambda: self.slots.pack((self.slots.stage(layout, bags),)).staged[0]
         self.staged, self.rule = self.stage(), optimizer.rule(0)
         self.out = torch.full((B, T * D), float("nan"), device=DEVICE)
         self.gradient = torch.randn(B, T * D, generator=g, device=DEVICE)

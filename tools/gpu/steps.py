@@ -25,7 +25,7 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.synthetic import CRITEO_ROWS, EXPONENT
-from stratarec.embedding import Prefetcher, RowOptimizerConfig
+from stratarec.embedding import RowOptimizerConfig
 from stratarec.embedding.codecs import FloatRows
 from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.tables.cached import CachedTables
@@ -179,9 +179,9 @@ class Side:
 
     def train(self, data: Iterable[Batch], depth: int) -> tuple[list[float], list[float]]:
         """Train batches, prepared `depth` ahead; return their losses and the end time of each step."""
-        items = [(batch, self.model.request(batch)) for batch in data]
+        items = [(batch, self.stages.request(batch)) for batch in data]
         losses, ends = [], []
-        with Prefetcher(self.engine, iter(items), lambda item, stop: item[1].features, depth=depth) as ahead:
+        with self.stages.prepare(iter(items), depth=depth, barrier=lambda _: False) as ahead:
             queued = None
             for (batch, request), prepared in ahead:
                 # As in training: the loss of a step is read after the next step is queued.

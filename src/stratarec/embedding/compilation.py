@@ -70,4 +70,4 @@ def update_one_row(width: int, optimizer: RowOptimizerConfig) -> None:
     bags = BagBatch(values=one.astype(np.int32), offsets=None, weights=None, batch=1, key=one)
     staged = StagedBatch(group_layout([table], {"f": 0}, [0], [1]), bags)
     slots = CpuSlots(Level0(), 1, width, optimizer)
-    slots.update(staged, Gradients(torch.zeros(1, width), []), clock.scaled_rule(1.0), clock.missed)
+    slots.update(staged, Gradients(torch.zeros(1, width), []), clock.rule, clock.missed)

@@ -33,7 +33,7 @@ from stratarec.embedding.homes import HOMES, HomeKind, NewStore
 from stratarec.embedding.lookup_engine import Health, LookupEngine, Prepared
 from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
 from stratarec.embedding.slots import Level0
-from stratarec.embedding.slots.memory import StagedBatch
+from stratarec.embedding.slots.memory import StagedBatch, Tensors
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.log_layout import DEAD_BYTES, LogConfig, location_bytes, plan_layout
 from stratarec.embedding.tables.base import BatchStamp, TableGroup
@@ -306,8 +306,15 @@ class Engine(LookupEngine[Prepared]):
 
     # A step
 
-    def prepare(self, features: KeyedJagged) -> Prepared:
+    def prepare(self, features: KeyedJagged, tensors: Tensors = ()) -> Prepared:
         """Bring the rows of a batch into level 0, in addition to the rows of the in-flight batches.
+
+        Parameters
+        ----------
+        features : KeyedJagged
+            Ids of the batch.
+        tensors : sequence of Tensor or None
+            Further tensors of the batch, which travel to the device of the rows in the same copy (`Prepared.packed`).
 
         Raises
         ------
@@ -317,9 +324,9 @@ class Engine(LookupEngine[Prepared]):
             If the rows do not fit.
         """
         horizon = self.in_flight.oldest(self.batches)
-        return self._prepare(features, horizon, lambda number: self._refuse())
+        return self._prepare(features, tensors, horizon, lambda number: self._refuse())
 
-    def prepare_now(self, features: KeyedJagged) -> Prepared:
+    def prepare_now(self, features: KeyedJagged, tensors: Tensors = ()) -> Prepared:
         self.health.require()
         waiting = self.in_flight.unused()
         if waiting is not None:
@@ -327,10 +334,12 @@ class Engine(LookupEngine[Prepared]):
                 f"batch {waiting} was prepared but not looked up: pass the handle that prepare returned (not its "
                 "features or a copy of them), or call its release()"
             )
-        return self.prepare(features)
+        return self.prepare(features, tensors)
 
     @traced("prepare ahead")
-    def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> Prepared:
+    def prepare_ahead(
+        self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool], tensors: Tensors = ()
+    ) -> Prepared:
         """Prepare a batch on another thread. Waits for the backward pass of the batch `lookahead` + 1 before it.
 
         Raises
@@ -340,9 +349,11 @@ class Engine(LookupEngine[Prepared]):
         """
         horizon = self.batches - lookahead
         self.in_flight.wait_for(horizon, stopped)
-        return self._prepare(features, horizon, lambda number: self.in_flight.wait_for(number, stopped))
+        return self._prepare(features, tensors, horizon, lambda number: self.in_flight.wait_for(number, stopped))
 
-    def _prepare(self, features: KeyedJagged, horizon: int, make_room: Callable[[int], None]) -> Prepared:
+    def _prepare(
+        self, features: KeyedJagged, tensors: Tensors, horizon: int, make_room: Callable[[int], None]
+    ) -> Prepared:
         # An error instead of a wait: two threads that prepare batches would number them in a random order.
         if not self._preparing.acquire(blocking=False):
             raise TrainingError("another thread is preparing a batch of this collection: prepare batches on one thread")
@@ -365,14 +376,13 @@ class Engine(LookupEngine[Prepared]):
                     _NO_SLOTS if self.resident else RECYCLER.empty(features.values.numel()).view(torch.int32).numpy()
                 )
                 with timed(self.seconds, "bring in"):
-                    staged = tuple(tables.stage(tables.bags(features), slots, stamp) for tables in self.tables)
-                    for tables, part in zip(self.tables, staged, strict=True):
-                        tables.memory.list_rows(part, self._columns)
+                    staged = [tables.stage(tables.bags(features), slots, stamp) for tables in self.tables]
+                    packed = self.tables[0].memory.pack(staged, tensors, self._columns)
             except BaseException:
                 # The number is not reused: rounding noise is a function of it and must never repeat.
                 in_flight.done(number)
                 raise
-            return Prepared(features, staged, number, in_flight, order.ready())
+            return Prepared(features, packed, number, in_flight, order.ready())
         finally:
             self._preparing.release()
 
@@ -437,9 +447,9 @@ class Engine(LookupEngine[Prepared]):
             prepared.release()
             raise
 
-    def row_numbers(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the numbers of the next step of the row optimizer, and the constants of all steps."""
-        return row_numbers(self.step_clock.rule)
+    def row_numbers(self, step: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the numbers of a step of the row optimizer, counted from 0, and the constants of all steps."""
+        return row_numbers(self.step_clock.rule_of(step))
 
     def queue_updates(
         self, staged: Sequence[StagedBatch], gradients: Sequence[Tensor], numbers: Tensor, ok: Tensor
@@ -457,7 +467,7 @@ class Engine(LookupEngine[Prepared]):
         ok : Tensor
             ``[1]`` int32 on the device. If it is 0, the step changes nothing.
         """
-        constants, pooled, rows = self.row_numbers()[1], gradients[0], gradients[1:]
+        constants, pooled, rows = self.row_numbers(self.step)[1], gradients[0], gradients[1:]
         for tables, part, of_part in _by_tables(self.tables, staged, pooled, rows):
             tables.memory.queue_update(part, of_part, numbers, constants, ok)
 
@@ -530,7 +540,7 @@ class Engine(LookupEngine[Prepared]):
             backward = self._pending.pop(0)
             try:
                 with self.health.changing("an optimizer step"):
-                    rule = self.step_clock.scaled_rule(scale)
+                    rule = self.step_clock.rule_of(self.step, scale)
                     for tables, staged, gradients in backward.by_tables(self.tables):
                         tables.update(staged, gradients, rule)
                     # Last, so that an interrupted step is not counted; the tables are then failed anyway.
@@ -662,7 +672,10 @@ class Engine(LookupEngine[Prepared]):
     # Accounting
 
     def bytes_by_memory(self) -> dict[str, int]:
-        total: Counter[str] = Counter(dram=self.level0.scratch.nbytes + self.level0.ring.nbytes)
+        ring = self.level0.ring
+        total: Counter[str] = Counter(dram=self.level0.scratch.nbytes + ring.nbytes)
+        if self.level0.on_device:
+            total["hbm"] = ring.device_bytes
         for tables, parts in self._bytes():
             if self.level0.on_device:
                 total["hbm"] += parts.pop("level0") + parts.pop("home_hbm", 0)
@@ -673,9 +686,9 @@ class Engine(LookupEngine[Prepared]):
         return dict(total)
 
     def bytes_by_part(self) -> dict[str, int]:
-        total: Counter[str] = Counter(
-            workspace=self.level0.scratch.nbytes + self.level0.ring.nbytes, outputs=2 * self._output_bytes
-        )
+        ring = self.level0.ring
+        workspace = self.level0.scratch.nbytes + ring.nbytes + ring.device_bytes
+        total: Counter[str] = Counter(workspace=workspace, outputs=2 * self._output_bytes)
         for _, parts in self._bytes():
             total.update(parts)
         return dict(total)

@@ -20,7 +20,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
 from stratarec.embedding.slots import Level0
-from stratarec.embedding.slots.memory import StagedBatch
+from stratarec.embedding.slots.memory import PackedBatch, StagedBatch
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import StrataError, TrainingError
 from stratarec.kernels.runtime.accelerator import Transfers, open_device
@@ -114,8 +114,8 @@ class Prepared:
     ----------
     features : KeyedJagged
         The features of the batch.
-    staged : tuple of StagedBatch
-        The staged batch of each table group, with slots in place of ids; empty after release.
+    packed : PackedBatch
+        The staged batch of each table group, with slots in place of ids.
     number : int
         Number of batches that were prepared before this one.
     in_flight : InFlightBatches
@@ -124,19 +124,24 @@ class Prepared:
         Event on the device after which its rows can be looked up (`StepOrder.ready`).
     """
 
-    __slots__ = ("__weakref__", "_generation", "_in_flight", "_state", "features", "number", "ready", "staged")
+    __slots__ = ("__weakref__", "_generation", "_in_flight", "_state", "features", "number", "packed", "ready")
 
     def __init__(
-        self, features: KeyedJagged, staged: tuple[StagedBatch, ...], number: int, in_flight: InFlightBatches,
-        ready: Any = None,
-    ) -> None:  # fmt: skip
+        self, features: KeyedJagged, packed: PackedBatch, number: int, in_flight: InFlightBatches, ready: Any = None
+    ) -> None:
         self.features = features
-        self.staged = staged
+        self.packed: PackedBatch | None = packed
+        """None after release."""
         self.number = number
         self.ready = ready
         self._in_flight = in_flight
         self._generation = in_flight.generation
         self._state = "prepared"
+
+    @property
+    def staged(self) -> tuple[StagedBatch, ...]:
+        """The staged batch of each table group; empty after release."""
+        return () if self.packed is None else self.packed.staged
 
     def look_up(self, in_flight: InFlightBatches) -> None:
         """Record that the batch is looked up now.
@@ -173,9 +178,9 @@ class Prepared:
         """Release the rows: there will be no further lookup or backward pass."""
         if self._state in ("prepared", "looked up"):
             self._state = "released"
-        staged, self.staged = self.staged, ()
-        for each in staged:
-            each.release()
+        packed, self.packed = self.packed, None
+        if packed is not None:
+            packed.release()
         if self._generation == self._in_flight.generation:
             self._in_flight.done(self.number)
 

@@ -224,11 +224,14 @@ class StepClock:
     @property
     def rule(self) -> RowUpdate:
         """Parameters of the next step."""
-        return self._rule(self.step)
+        return self.rule_of(self.step)
 
-    def scaled_rule(self, scale: float) -> RowUpdate:
-        """Return `rule` for gradients multiplied by `scale`."""
-        return self._rule(self.step, scale)
+    def rule_of(self, step: int, scale: float = 1.0) -> RowUpdate:
+        """Return the parameters of a step, for gradients multiplied by `scale`.
+
+        A later step has the current factor on the learning rate.
+        """
+        return self.optimizer.rule(step, self.earlier, self._factor(step), scale)
 
     @property
     def rate_factor(self) -> float:
@@ -264,12 +267,9 @@ class StepClock:
             room[: self._computed] = self._paces[: self._computed]
             self._paces = room
         for step in range(self._computed, self.step):
-            self._paces[step] = step_numbers(self._rule(step))
+            self._paces[step] = step_numbers(self.rule_of(step))
         self._computed = max(self._computed, self.step)
         return Missed(rule=self.rule, steps=self.step, numbers=self._paces)
 
     def _factor(self, step: int) -> float:
         return next((factor for first, factor in reversed(self.changes) if first <= step), 1.0)
-
-    def _rule(self, step: int, scale: float = 1.0) -> RowUpdate:
-        return self.optimizer.rule(step, self.earlier, self._factor(step), scale)

@@ -1,15 +1,21 @@
-"""A batch on a device: its packed words, and the lists that the update of its rows needs, in one buffer.
+"""A batch in one buffer of a device: what the host sends, and the lists that the update of rows needs.
 
-The host packs the slots of all lookups, first those of pooled features, then those of each sequence feature, with room
-behind them for other batches of the size class; the lookups of each table keep their order. The device sorts them
-(`BatchLists.list_rows`), which depends on ids only, so it happens while earlier batches train. Sizes of all parts
-follow from a `Form`, and numbers that change from batch to batch are in memory: so batches of a form have equal
-addresses in a buffer, and a CUDA graph can read another buffer of the form.
+    tensors   labels, dense features, numbers of the step: whatever a step reads in addition to ids
+    packed    of each table group, the slots of all lookups: first those of pooled features, then those of each sequence
+              feature, with room behind them for other batches of the size class; the lookups of each table keep their
+              order
+    lists     of each table group, what the device computes from its slots
+
+The host writes tensors and packed parts into one pinned buffer, and starts one copy. The device sorts the slots
+(`DeviceBatch.list_rows`), which depends on ids only, so it happens while earlier batches train. The places of all parts
+follow from a `Layout`, and numbers that change from batch to batch are in memory: so batches of equal layout have equal
+addresses in a buffer, and a CUDA graph can read a copy of the buffer.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -20,10 +26,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.embedding.rings import Place, Ring, room_for, sequence_room
-from stratarec.embedding.slots.memory import StagedBatch, require_unchanged
+from stratarec.embedding.slots.memory import PackedBatch, StagedBatch, Tensors, require_unchanged
 from stratarec.kernels.bags import BagBatch, GroupLayout, list_slots
 from stratarec.kernels.runtime.accelerator import Transfers
-from stratarec.kernels.update import gpu
 
 # Lookups per program of the kernels that list runs.
 _BLOCK = 1024
@@ -72,7 +77,7 @@ class FeatureLists(NamedTuple):
 
 
 class Form(NamedTuple):
-    """Sizes of the parts of a batch's buffer.
+    """Sizes of the parts of a table group.
 
     Parameters
     ----------
@@ -96,41 +101,74 @@ class Form(NamedTuple):
     scaled: bool
 
 
+class Layout(NamedTuple):
+    """Sizes of all parts of a buffer.
+
+    Parameters
+    ----------
+    tensors : tuple
+        Shape and type of each tensor; None for a tensor that the batch lacks.
+    groups : tuple of Form
+    """
+
+    tensors: tuple[tuple[torch.Size, torch.dtype] | None, ...]
+    groups: tuple[Form, ...]
+
+
+Part = tuple[int, int, torch.dtype]
+"""First word of a part, its number of words, and the type of its elements."""
 _WORDS = {torch.int32: 1, torch.float32: 1, torch.int64: 2}
 
 
+class _Parts(NamedTuple):
+    """Parts of a buffer: tensors, then parts of each group by name; words that the host sends, and all words."""
+
+    tensors: tuple[Part, ...]
+    groups: tuple[dict[str, Part], ...]
+    sent: int
+    total: int
+
+
 @lru_cache(maxsize=256)
-def _parts(form: Form) -> tuple[dict[str, tuple[int, int, torch.dtype]], int, int]:
-    """Return first word, words and type of each part, the number of packed words, and the number of all words."""
-    count, jagged = form.lookups, form.jagged
-    packed = {"sizes": 2, "rows": count, "offsets": (form.bags + 1) * jagged, "share": count * form.weighted}
-    lists = {
-        "sorted_rows": (count, torch.int32), "begins": (count, torch.int32), "number": (count, torch.int32),
-        "first": (count + 1, torch.int32), "runs": (1, torch.int32), "run_row": (count, torch.int32),
-        "bag_of": (count * jagged, torch.int32), "order": (count, torch.int64), "at": (count, torch.int64),
-        "run_at": (count, torch.int64), "scale": (count * form.scaled, torch.float32),
-        "run_scale": (count * form.scaled, torch.float32),
-    }  # fmt: skip
-    kinds = {"share": torch.float32}
-    sizes = {name: (size, kinds.get(name, torch.int32)) for name, size in packed.items()}
-    parts, at, end = {}, 0, 0
-    for name, (size, kind) in {**sizes, **lists}.items():
-        words = size * _WORDS[kind]
-        parts[name] = at, words, kind
+def _parts(layout: Layout) -> _Parts:
+    end = 0
+
+    def part(size: int, kind: torch.dtype = torch.int32) -> Part:
+        nonlocal end
+        first, words = end, size * _WORDS[kind]
         # Triton chooses kernels by alignment: each part starts at a multiple of 16 bytes.
-        at += -(-words // 4) * 4
-        end = at if name in packed else end
-    return parts, end, at
+        end += -(-words // 4) * 4
+        return first, words, kind
+
+    tensors = tuple(part(0) if form is None else part(form[0].numel(), form[1]) for form in layout.tensors)
+    groups = tuple(
+        {
+            "sizes": part(2),
+            "rows": part(form.lookups),
+            "offsets": part((form.bags + 1) * form.jagged),
+            "share": part(form.lookups * form.weighted, torch.float32),
+        }
+        for form in layout.groups
+    )
+    sent = end
+    for form, parts in zip(layout.groups, groups, strict=True):
+        count = form.lookups
+        for name in ("sorted_rows", "begins", "number", "run_row"):
+            parts[name] = part(count)
+        parts |= {"first": part(count + 1), "runs": part(1), "bag_of": part(count * form.jagged)}
+        for name in ("order", "at", "run_at"):
+            parts[name] = part(count, torch.int64)
+        for name in ("scale", "run_scale"):
+            parts[name] = part(count * form.scaled, torch.float32)
+    return _Parts(tensors, groups, sent, end)
 
 
 class BatchLists:
-    """Parts of a batch's buffer. A part that its form does not need is None.
+    """Parts of one table group in a buffer, once `bind` has been called. A part that its form does not need is None.
 
     Parameters
     ----------
     form : Form
-    words : Tensor
-        ``[n]`` int32 buffer of the device.
     """
 
     sizes: Tensor
@@ -160,43 +198,48 @@ class BatchLists:
     bag_of: Tensor | None
     """``[N]`` int32 bag of each pooled lookup; None if lookup i is in bag i."""
 
-    def __init__(self, form: Form, words: Tensor) -> None:
+    def __init__(self, form: Form) -> None:
         self.form = form
-        self.words = words
+        self._place: Place | None = None
         # Stride of the gradients for which the lists were computed; -1 if they were not.
         self.listed_for = -1
-        for name, (first, size, kind) in _parts(form)[0].items():
+
+    def bind(self, words: Tensor, parts: Mapping[str, Part], place: Place | None) -> None:
+        """Use the `parts` of a buffer ``[n]`` int32 of the device. `place` is its place in a ring, if it has one."""
+        self._place = place
+        for name, (first, size, kind) in parts.items():
             setattr(self, name, words[first : first + size].view(kind) if size else None)
+
+    def arrive(self) -> None:
+        """Make the current stream wait for the packed words."""
+        if self._place is not None:
+            self._place.wait()
 
 
 @dataclass(frozen=True)
 class DeviceBatch(StagedBatch):
-    """A staged batch on the device.
+    """A staged batch of one table group on the device.
 
     Parameters
     ----------
     features : FeatureLists
+    counts : list of int
+        Number of lookups of each feature, in the order of `features`.
     begin : list of int
         First place of each feature's lookups in the lists, in the order of `features`, and the number of all places.
-    pooled_lookups : int
-        Number of lookups of pooled features.
     lists : BatchLists
-    place, ring : Place or None, Ring or None
-        Place of the lists in a ring, which receives it by `release`.
     """
 
     features: FeatureLists
+    counts: list[int]
     begin: list[int]
-    pooled_lookups: int
     lists: BatchLists
-    place: Place | None
-    ring: Ring | None
 
     @classmethod
-    def pack(cls, layout: GroupLayout, bags: BagBatch, features: FeatureLists, ring: Ring) -> DeviceBatch:
-        """Write a batch into a pinned buffer and start its copy to the device."""
+    def of(cls, layout: GroupLayout, bags: BagBatch, features: FeatureLists) -> DeviceBatch:
+        """Choose the sizes of a batch's parts."""
         counts = [last - first for first, last in map(bags.span, features.order.tolist())]
-        lookups, pooled, size = sum(counts), sum(counts[: features.pooled]), features.pooled * bags.batch
+        pooled = sum(counts[: features.pooled])
         weighted = bags.weights is not None
         jagged = bags.offsets is not None or weighted
         # Batches of single ids have one size.
@@ -204,20 +247,27 @@ class DeviceBatch(StagedBatch):
         sequences = tuple(map(sequence_room, counts[features.pooled :]))
         begin = np.cumsum([0, *counts[: features.pooled]])[:-1].tolist()
         begin += np.cumsum([room, *sequences]).tolist()
-        form = Form(begin[-1], sequences, size, jagged, weighted, weighted or (features.averaged and jagged))
-        parts, packed, total = _parts(form)
-        place = ring.take(total)
-        words = place.host.numpy()
-        arrays = [words[at : at + length] for at, length, _ in (parts[name] for name in ("rows", "offsets", "share"))]
-        words[:2] = lookups, room
-        for first, count, end in zip(begin, counts, begin[1:], strict=False):
+        scaled = weighted or (features.averaged and jagged)
+        form = Form(begin[-1], sequences, features.pooled * bags.batch, jagged, weighted, scaled)
+        return cls(layout, bags, features, counts, begin, BatchLists(form))
+
+    @property
+    def pooled_lookups(self) -> int:
+        """Number of lookups of pooled features."""
+        return sum(self.counts[: self.features.pooled])
+
+    def write(self, words: NDArray[np.int32], parts: Mapping[str, Part]) -> None:
+        """Write what the host sends to its parts of a pinned buffer."""
+        features, begin = self.features, self.begin
+        packed = [parts[name] for name in ("sizes", "rows", "offsets", "share")]
+        sizes, *arrays = (words[first : first + size] for first, size, _ in packed)
+        sizes[:] = sum(self.counts), begin[features.pooled]
+        for first, count, end in zip(begin[:-1], self.counts, begin[1:], strict=True):
             arrays[0][first + count : end] = _BEHIND
         if not features.pooled:
-            arrays[0][:room] = _BEHIND
+            arrays[0][: begin[0]] = _BEHIND
         places = np.array(begin[:-1], dtype=np.int64)
-        require_unchanged(list_slots(layout, bags, features.order, places, features.pooled, arrays))
-        place.send(packed)
-        return cls(layout, bags, features, begin, pooled, BatchLists(form, place.device[:total]), place, ring)
+        require_unchanged(list_slots(self.layout, self.bags, features.order, places, features.pooled, arrays))
 
     def _list_bags(self) -> None:
         lists = self.lists
@@ -234,7 +284,10 @@ class DeviceBatch(StagedBatch):
         """
         if self.lists.listed_for == stride:
             return
-        self.arrive()
+        # Imported late: buffers of a network on a device do not need Triton, which is an optional dependency.
+        from stratarec.kernels.update import gpu
+
+        self.lists.arrive()
         self.lists.listed_for = stride
         lists, count, features = self.lists, self.lists.form.lookups, self.features
         torch.sort(lists.rows, stable=True, out=(lists.sorted_rows, lists.order))
@@ -249,27 +302,94 @@ class DeviceBatch(StagedBatch):
             D=self.layout.width, BLOCK=_BLOCK,
         )  # fmt: skip
 
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """Sizes that follow from the batch; batches of equal form have equal addresses in a buffer."""
-        return self.lists.form, self.bags.batch
-
-    def copied(self) -> DeviceBatch:
-        """Return the batch in memory that belongs to no ring."""
-        lists = BatchLists(self.lists.form, self.lists.words.clone())
+    def unbound(self) -> DeviceBatch:
+        """Return the batch with lists that are not bound to a buffer."""
+        lists = BatchLists(self.lists.form)
         lists.listed_for = self.lists.listed_for
-        return replace(self, lists=lists, place=None, ring=None)
+        return replace(self, lists=lists)
 
-    def take(self, other: DeviceBatch) -> None:
-        """Copy the words of a batch of equal form."""
-        self.lists.words.copy_(other.lists.words)
+
+class BatchBuffer(PackedBatch):
+    """A batch in one buffer of a device.
+
+    Parameters
+    ----------
+    layout : Layout
+    words : Tensor
+        ``[n]`` int32 buffer of the device.
+    staged : tuple of DeviceBatch
+        Staged batch of each table group. Its lists are bound to the buffer.
+    given : sequence of Tensor or None
+        Tensors of the host that were packed.
+    place, ring : Place or None, Ring or None
+        Place of the buffer in a ring, which receives it by `release`.
+    """
+
+    def __init__(
+        self, layout: Layout, words: Tensor, staged: tuple[DeviceBatch, ...] = (), *,
+        given: Tensors = (), place: Place | None = None, ring: Ring | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(staged)
+        self.layout = layout
+        self.words = words
+        self.given = given
+        self._place = place
+        self._ring = ring
+        self._groups = staged
+        parts = _parts(layout)
+        self.tensors = tuple(
+            None if form is None else words[first : first + size].view(kind).view(form[0])
+            for (first, size, kind), form in zip(parts.tensors, layout.tensors, strict=True)
+        )
+        """Tensors on the device."""
+        for group, of_group in zip(staged, parts.groups, strict=True):
+            group.lists.bind(words, of_group, place)
+
+    @classmethod
+    def pack(cls, ring: Ring, staged: Sequence[StagedBatch], tensors: Tensors) -> BatchBuffer:
+        """Write a batch into a pinned buffer, and start to copy it to the device.
+
+        Parameters
+        ----------
+        ring : Ring
+            Buffers of the device.
+        staged : sequence of DeviceBatch
+            Staged batch of each table group.
+        tensors : sequence of Tensor or None
+            Tensors of the host with elements of 4 bytes.
+        """
+        groups = tuple(each for each in staged if isinstance(each, DeviceBatch))
+        forms = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors)
+        layout = Layout(forms, tuple(group.lists.form for group in groups))
+        parts = _parts(layout)
+        place = ring.take(parts.sent, parts.total)
+        for (first, size, kind), tensor in zip(parts.tensors, tensors, strict=True):
+            if tensor is not None:
+                place.host[first : first + size].view(kind).view(tensor.shape).copy_(tensor)
+        words = place.host.numpy()
+        for group, of_group in zip(groups, parts.groups, strict=True):
+            group.write(words, of_group)
+        place.send(parts.sent)
+        return cls(layout, place.device[: parts.total], groups, given=tensors, place=place, ring=ring)
+
+    def without_groups(self) -> BatchBuffer:
+        """Return the same tensors, in a buffer that ends behind them and belongs to no ring."""
+        layout = self.layout._replace(groups=())
+        return BatchBuffer(layout, self.words[: _parts(layout).total], given=self.given)
+
+    def copied(self) -> BatchBuffer:
+        """Return the batch in memory that belongs to no ring."""
+        return BatchBuffer(self.layout, self.words.clone(), tuple(group.unbound() for group in self._groups))
+
+    def take(self, other: BatchBuffer) -> None:
+        """Copy the words of a batch of equal layout."""
+        self.words.copy_(other.words)
 
     def arrive(self) -> None:
-        """Make the current stream wait for the packed words."""
-        if self.place is not None:
-            self.place.wait()
+        """Make the current stream wait for the copy."""
+        if self._place is not None:
+            self._place.wait()
 
     def release(self) -> None:
-        """Give the place back: all work with the batch is queued."""
-        if self.place is not None and self.ring is not None:
-            self.ring.give_back(self.place)
+        if self._place is not None and self._ring is not None:
+            self._ring.give_back(self._place)

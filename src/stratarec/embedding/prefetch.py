@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.lookup_engine import Handle, LookupEngine, WaitAbandoned
+from stratarec.embedding.slots.memory import Tensors
 from stratarec.errors import TrainingError
 from stratarec.kernels.runtime.threads import limit_threads
 
@@ -42,6 +43,9 @@ class Prefetcher(Generic[Item]):
     pause_after : callable
         Whether the thread pauses after item i, until item i + 1 is requested: an evaluation or a checkpoint comes
         between them, and its state must not depend on `depth`.
+    tensors : callable or None
+        Returns the tensors of an item that `Engine.prepare` takes, if rows are on a device. It is called once for each
+        item, in their order.
 
     Notes
     -----
@@ -58,12 +62,14 @@ class Prefetcher(Generic[Item]):
         *,
         depth: int,
         pause_after: Callable[[int], bool] = lambda place: False,
+        tensors: Callable[[Item], Tensors] | None = None,
     ) -> None:
-        self._engine = engine
+        self._engine: Any = engine
         self._source = source
         self._features = features
         self._depth = depth
         self._pause_after = pause_after
+        self._tensors = tensors
         self._in_flight = engine.in_flight
         self._changed = engine.in_flight.changed
         self._ready: deque[tuple[Item, Handle]] = deque()
@@ -145,9 +151,10 @@ class Prefetcher(Generic[Item]):
 
     def _prepare(self, item: Item) -> tuple[Item, Handle]:
         features = self._features(item, lambda: self._stopped)
+        more = () if self._tensors is None else (self._tensors(item),)
         if self._thread is None:
-            return item, self._engine.prepare(features)
-        return item, self._engine.prepare_ahead(features, self._depth, lambda: self._stopped)
+            return item, self._engine.prepare(features, *more)
+        return item, self._engine.prepare_ahead(features, self._depth, lambda: self._stopped, *more)
 
     def _run(self) -> None:
         on_device = self._engine.level0.on_device

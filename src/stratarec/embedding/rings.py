@@ -102,11 +102,12 @@ class DeviceOrder(StepOrder):
 
 
 class Place:
-    """A pinned buffer and a buffer of the device, each of `words` int32.
+    """A pinned buffer, and a buffer of the device that begins with its words and has more.
 
     Parameters
     ----------
-    words : int
+    sizes : tuple of int
+        Number of int32 words of both.
     driver : Driver
     upload : stream
         Stream of copies to the device.
@@ -114,12 +115,13 @@ class Place:
         Other streams that use the buffer of the device.
     """
 
-    def __init__(self, words: int, driver: Driver, upload: Any, users: Sequence[Any]) -> None:
+    def __init__(self, sizes: tuple[int, int], driver: Driver, upload: Any, users: Sequence[Any]) -> None:
+        self.sizes = sizes
         self._driver = driver
         self._upload = upload
-        self.host = driver.pinned(4 * words).view(torch.int32)
+        self.host = driver.pinned(4 * sizes[0]).view(torch.int32)
         with driver.on(upload):
-            self.device = torch.empty(words, dtype=torch.int32, device=driver.device)
+            self.device = torch.empty(sizes[1], dtype=torch.int32, device=driver.device)
         # For buffers that are dropped and not given back: their memory is not reused before the streams are done.
         for stream in users:
             driver.keep(self.device, stream)
@@ -178,24 +180,27 @@ class Ring:
         self._driver = driver
         self._upload = driver.stream()
         self._users = users
-        self._free: dict[int, list[Place]] = {}
+        self._free: dict[tuple[int, int], list[Place]] = {}
         self._lock = threading.Lock()
         self.nbytes = 0
         """Bytes of pinned memory."""
+        self.device_bytes = 0
+        """Bytes of the device's memory."""
 
-    def take(self, words: int) -> Place:
-        """Return a place with room for at least `words` words."""
-        room = room_for(words)
+    def take(self, sent: int, total: int) -> Place:
+        """Return a place with room for `sent` words on the host and `total` words on the device."""
+        sizes = room_for(sent), room_for(total)
         with self._lock:
-            free = self._free.setdefault(room, [])
+            free = self._free.setdefault(sizes, [])
             for number, place in enumerate(free):
                 if place.is_sent:
                     return free.pop(number)
-            self.nbytes += 4 * room
-        return Place(room, self._driver, self._upload, self._users)
+            self.nbytes += 4 * sizes[0]
+            self.device_bytes += 4 * sizes[1]
+        return Place(sizes, self._driver, self._upload, self._users)
 
     def give_back(self, place: Place) -> None:
         """Reuse a place once the device is done with it."""
         place.release()
         with self._lock:
-            self._free[place.host.numel()].append(place)
+            self._free[place.sizes].append(place)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,10 +13,12 @@ from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.slots.memory import (
+    PackedBatch,
     Records,
     SlotDevice,
     SlotMemory,
     StagedBatch,
+    Tensors,
     differing_rows,
     named_views,
     require_unchanged,
@@ -65,8 +69,9 @@ class CpuSlots(SlotMemory):
     def stage(self, layout: GroupLayout, bags: BagBatch) -> StagedBatch:
         return StagedBatch(layout, bags)
 
-    def list_rows(self, staged: StagedBatch, stride: int) -> None:
-        """Do nothing: `update` groups the lookups."""
+    def pack(self, staged: Sequence[StagedBatch], tensors: Tensors = (), stride: int | None = None) -> PackedBatch:
+        """Copy nothing: kernels read the batch itself, and `update` groups the lookups."""
+        return PackedBatch(tuple(staged))
 
     def empty(self, *shape: int) -> Tensor:
         return self._level0.empty(*shape)

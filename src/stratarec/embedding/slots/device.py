@@ -8,6 +8,7 @@ for the device only if it needs a result: in `encode`, `square_norms`, `weight_g
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,17 @@ from torch import Tensor
 from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.packed_batch import DeviceBatch, FeatureLists, launch
-from stratarec.embedding.slots.memory import Records, SlotDevice, SlotMemory, StagedBatch, differing_rows, named_views
+from stratarec.embedding.packed_batch import BatchBuffer, DeviceBatch, FeatureLists, launch
+from stratarec.embedding.slots.memory import (
+    PackedBatch,
+    Records,
+    SlotDevice,
+    SlotMemory,
+    StagedBatch,
+    Tensors,
+    differing_rows,
+    named_views,
+)
 from stratarec.errors import ConfigError
 from stratarec.kernels import cache
 from stratarec.kernels.bags import BagBatch, GroupLayout
@@ -148,19 +158,23 @@ class DeviceSlots(SlotMemory):
             with self._order.rarely():
                 features = FeatureLists.of(layout, self.transfers)
             self._features = layout, features
-        return DeviceBatch.pack(layout, bags, features, self._level0.ring)
+        return DeviceBatch.of(layout, bags, features)
 
-    def list_rows(self, staged: StagedBatch, stride: int) -> None:
-        assert isinstance(staged, DeviceBatch)
-        with self._order.moving():
-            staged.list_rows(stride)
+    def pack(self, staged: Sequence[StagedBatch], tensors: Tensors = (), stride: int | None = None) -> PackedBatch:
+        buffer = BatchBuffer.pack(self._level0.ring, staged, tensors)
+        if stride is not None:
+            with self._order.moving():
+                for each in buffer.staged:
+                    assert isinstance(each, DeviceBatch)
+                    each.list_rows(stride)
+        return buffer
 
     def empty(self, *shape: int) -> Tensor:
         return self._level0.empty(*shape)
 
     def pool(self, staged: StagedBatch, out: Tensor) -> None:
         assert isinstance(staged, DeviceBatch)
-        staged.arrive()
+        staged.lists.arrive()
         lists, features, batch = staged.lists, staged.features, staged.bags.batch
         if features.pooled * batch:
             self._pool_tile.launch(
@@ -171,7 +185,7 @@ class DeviceSlots(SlotMemory):
 
     def gather(self, staged: StagedBatch, feature: int) -> Tensor:
         assert isinstance(staged, DeviceBatch)
-        staged.arrive()
+        staged.lists.arrive()
         place = int(np.flatnonzero(staged.features.order == feature)[0])
         rows = staged.lists.rows[staged.begin[place] : staged.begin[place + 1]]
         # The room behind the lookups gets zeros, whatever the last slot contains.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +23,8 @@ from stratarec.kernels.runtime.accelerator import HOST, DeviceTransfers, Transfe
 from stratarec.kernels.update import Gradients, Missed, RowUpdate, Scratchpad
 
 Records = NDArray[np.uint8]
+Tensors = Sequence[Tensor | None]
+"""Tensors of the host that a batch takes to the device."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,19 @@ class StagedBatch:
 
     layout: GroupLayout
     bags: BagBatch
+
+
+class PackedBatch:
+    """A batch whose staged parts can be looked up: `SlotMemory.pack` has sent them to the device of the slots.
+
+    Parameters
+    ----------
+    staged : tuple of StagedBatch
+        Staged batch of each table group.
+    """
+
+    def __init__(self, staged: tuple[StagedBatch, ...]) -> None:
+        self.staged = staged
 
     def release(self) -> None:
         """Release what was allocated for the batch: all work with it is queued."""
@@ -68,7 +84,7 @@ class SlotMemory(Protocol):
     # A batch
 
     def stage(self, layout: GroupLayout, bags: BagBatch) -> StagedBatch:
-        """Precompute the index lists of a batch that `pool`, `gather` and `update` share.
+        """Stage a batch. It can be looked up once it is packed.
 
         Parameters
         ----------
@@ -78,10 +94,19 @@ class SlotMemory(Protocol):
             Bags of these features, with slots in place of ids.
         """
 
-    def list_rows(self, staged: StagedBatch, stride: int) -> None:
-        """Prepare the update of the rows of the batch `staged`, while earlier batches train. It depends on ids only.
+    def pack(self, staged: Sequence[StagedBatch], tensors: Tensors = (), stride: int | None = None) -> PackedBatch:
+        """Send a batch to the device, in one copy, and precompute index lists that `pool`, `gather` and `update` share.
 
-        `stride` is the number of columns of the pooled output, and so of its gradients.
+        The copy is started and not waited for. The lists depend on ids only.
+
+        Parameters
+        ----------
+        staged : sequence of StagedBatch
+            Results of `stage`, of any memories of the same `Level0`.
+        tensors : sequence of Tensor or None
+            Further tensors that the device needs of the batch.
+        stride : int or None
+            Number of columns of the pooled output, and so of its gradients; None if no update follows soon.
         """
 
     def empty(self, *shape: int) -> Tensor:
@@ -102,7 +127,7 @@ class SlotMemory(Protocol):
         Parameters
         ----------
         staged : StagedBatch
-            Result of `stage`.
+            Result of `stage`, which was packed.
         gradients : Gradients
             Gradients of the outputs of `pool` and `gather`.
         rule : RowUpdate

@@ -20,7 +20,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import StepClock
-from stratarec.embedding.slots.memory import SlotMemory, StagedBatch
+from stratarec.embedding.slots.memory import PackedBatch, SlotMemory, StagedBatch
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.update import Gradients, RowUpdate
@@ -236,10 +236,10 @@ class TableGroup(ABC):
         memory.pool(staged, out)
         return [memory.gather(staged, feature) for feature in self._sequences.tolist()]
 
-    def _pool_once(self, staged: StagedBatch, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
-        """Pool a batch that is not trained, and release it."""
-        rows = self.pool(staged, out, memory)
-        staged.release()
+    def _pool_once(self, packed: PackedBatch, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
+        """Pool a batch of this group alone that is not trained, and release it."""
+        rows = self.pool(packed.staged[0], out, memory)
+        packed.release()
         return rows
 
     def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate) -> None:

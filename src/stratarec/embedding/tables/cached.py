@@ -167,7 +167,7 @@ class CachedTables(TableGroup):
         zeros = np.zeros_like(self.layout.base)
         layout = replace(self.layout, base=zeros, rows=zeros + max(len(distinct), 1))
         memory = self.copy(distinct)
-        return self._pool_once(memory.stage(layout, replace(bags, values=values)), out, memory)
+        return self._pool_once(memory.pack((memory.stage(layout, replace(bags, values=values)),)), out, memory)
 
     def _rows_of(self, feature: int, bags: BagBatch) -> Indices:
         """Check a feature's ids and return their rows in the group."""

@@ -95,11 +95,11 @@ class ResidentTables(TableGroup):
         return self.memory.stage(self.layout, bags)
 
     def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
-        staged = self._stage(bags)
+        packed = self.memory.pack((self._stage(bags),))
         # Applying missed steps is not a change: the last checkpoint has the same row at an earlier step.
-        self.apply_missed_steps(staged)
+        self.apply_missed_steps(packed.staged[0])
         self._fresh = self._fresh and not self.step_clock.optimizer.clocked
-        return self._pool_once(staged, out)
+        return self._pool_once(packed, out)
 
     def mark_trained(self, staged: StagedBatch) -> None:
         self._fresh = False

@@ -5,8 +5,9 @@
     update network   fused optimizer
     update rows      row optimizer
 
-The host packs what changes from step to step (dense features, labels, learning rates) into one buffer, starts one copy
-and replays the graph. It reads the loss of a step after it has queued the next one. The device decides whether a step
+The host packs all that changes from step to step (slots of the looked-up rows, dense features, labels, learning rates)
+into one buffer, starts one copy and replays the graph. If rows are in GPU memory, that happens while earlier batches
+train. The host reads the loss of a step after it has queued the next one. The device decides whether a step
 changes anything (`_alive`): after a loss that is not finite no step does, so the error that the host raises one step
 later still describes unchanged weights.
 
@@ -21,9 +22,9 @@ norm of all gradients; with an optimizer of torch that cannot be told on the dev
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from itertools import count
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,9 @@ from stratarec.data.loading.loader import Loader
 from stratarec.embedding import Handle
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.lookup_engine import Prepared
-from stratarec.embedding.rings import Place, Ring, sequence_room
+from stratarec.embedding.packed_batch import BatchBuffer
+from stratarec.embedding.rings import Ring, sequence_room
+from stratarec.embedding.slots.memory import Tensors
 from stratarec.kernels.row_index import RowIndex
 from stratarec.kernels.runtime.accelerator import driver_of
 from stratarec.models.base import CTRModel, autocast
@@ -43,13 +46,12 @@ from stratarec.models.request import Request
 from stratarec.progress import timed
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.loss import Targets
-from stratarec.training.steps.step import Stages, StepResult
+from stratarec.training.steps.step import Item, Stages, StepResult
 
 # Layers that draw random numbers on the host, or that change a state at each call, warm-up included.
 _CHANGING = (Dropout, nn.modules.batchnorm._BatchNorm)
 _WARM_UP = 3
 _MOST_GRAPHS = 8
-_NUMBERS = 5
 _LOSSES = 4
 
 
@@ -66,90 +68,52 @@ class StepInputs:
     ----------
     request : Request
         Its lists are on the device. A graph does not read its other tensors, which are on the host.
-    words : Tensor
-        ``[n]`` int32: the packed words that contain the following tensors.
-    dense : Tensor
-        ``[B, F_dense]`` float32.
-    targets : Targets
+    buffer : BatchBuffer
+        Contains the following tensors and, if rows are on the device, the staged batch of each table group.
     numbers : Tensor
         ``[5]`` float32: learning rate, step size and inverse square root of the second bias correction of rows;
         learning rate of the network; share of the weights in their average.
-    staged : tuple of DeviceBatch
-        Staged batch of each table group, if rows are on the device.
+    dense : Tensor
+        ``[B, F_dense]`` float32.
+    targets : Targets
     rows : tuple of Tensor
-        Looked-up rows, if rows are in host memory.
+        Looked-up rows, if they are not pooled in the step.
     """
 
     request: Request
-    words: Tensor
+    buffer: BatchBuffer
+    numbers: Tensor
     dense: Tensor
     targets: Targets
-    numbers: Tensor
-    staged: tuple[Any, ...]
     rows: tuple[Tensor, ...]
-    layout: _Layout
 
     @classmethod
-    def of(
-        cls, layout: _Layout, words: Tensor, request: Request, staged: tuple[Any, ...], rows: tuple[Tensor, ...]
-    ) -> StepInputs:
-        """Return the batch whose tensors `words` contains: dense features, `Targets`, numbers, and lists."""
+    def of(cls, buffer: BatchBuffer, request: Request, rows: tuple[Tensor, ...]) -> StepInputs:
+        """Return the batch in `buffer`, whose tensors are in the order of `GraphStep.tensors`."""
         targets = len(Targets._fields)
-        dense, *others = layout.views(words)
-        parts = others[targets + 1 :]
+        tensors: Any = buffer.tensors
+        numbers, dense, *others = tensors
+        parts = others[targets:]
         lists = [None if parts[at] is None else RowIndex(*parts[at : at + 3]) for at in range(0, len(parts), 3)]
-        return cls(
-            replace(request, lists=tuple(lists)), words, dense, Targets(*others[:targets]), others[targets], staged,
-            rows, layout,
-        )  # fmt: skip
+        request = replace(request, lists=tuple(lists))
+        return cls(request, buffer, numbers, dense, Targets(*others[:targets]), rows)
 
     @property
     def form(self) -> Any:
         """Shape of the batch; batches of equal form can use one graph."""
-        return (
-            self.layout, self.request.shared, self.request.features.batch_size,
-            tuple(part.shape for part in self.rows), tuple(part.form for part in self.staged),
-        )  # fmt: skip
+        rows = tuple(part.shape for part in self.rows)
+        return self.buffer.layout, self.request.shared, self.request.features.batch_size, rows
 
     def take(self, other: StepInputs) -> None:
         """Copy a batch of equal form into the memory of this one."""
-        self.words.copy_(other.words)
+        self.buffer.take(other.buffer)
         for mine, part in zip(self.rows, other.rows, strict=True):
             mine.copy_(part)
-        for kept, staged in zip(self.staged, other.staged, strict=True):
-            kept.take(staged)
 
 
 def copied(inputs: StepInputs) -> StepInputs:
     """Return a copy of a batch in new memory."""
-    return StepInputs.of(
-        inputs.layout, inputs.words.clone(), inputs.request, tuple(part.copied() for part in inputs.staged),
-        tuple(part.clone() for part in inputs.rows),
-    )  # fmt: skip
-
-
-class _Layout(NamedTuple):
-    """Shape and type of each packed tensor (None if it does not exist), its first word, and the number of all words."""
-
-    forms: tuple[tuple[torch.Size, torch.dtype] | None, ...]
-    first: tuple[int, ...]
-    total: int
-
-    @classmethod
-    def of(cls, parts: Sequence[Tensor | None]) -> _Layout:
-        first, total = [], 0
-        for part in parts:
-            first.append(total)
-            # Each part starts at a multiple of 16 bytes.
-            total += 0 if part is None else -(-part.numel() // 4) * 4
-        return cls(tuple(None if part is None else (part.shape, part.dtype) for part in parts), tuple(first), total)
-
-    def views(self, words: Tensor) -> list[Any]:
-        """Return the packed tensors in `words`."""
-        return [
-            None if form is None else words[at : at + form[0].numel()].view(form[1]).view(form[0])
-            for form, at in zip(self.forms, self.first, strict=True)
-        ]
+    return StepInputs.of(inputs.buffer.copied(), inputs.request, tuple(part.clone() for part in inputs.rows))
 
 
 class Outcome(NamedTuple):
@@ -203,55 +167,76 @@ class GraphStep:
         stages, engine, seconds = self._stages, self._engine, self._engine.seconds
         stages.draw(step)
         request = request or self._model.request(batch)
-        handle = engine.prepare_now(request.features) if prepared is None else prepared
-        assert isinstance(handle, Prepared)
+        if prepared is None:
+            tensors = self.tensors(step, batch, request) if self.packs_all else ()
+            prepared = engine.prepare_now(request.features, tensors)
+        assert isinstance(prepared, Prepared)
         rows: tuple[Tensor, ...] = ()
         counts: tuple[int, ...] = ()
         with timed(seconds, "forward"):
             if self._is_queued:
-                engine.begin(handle)
+                engine.begin(prepared)
             else:
                 with timed(seconds, "look up"):
-                    rows = engine.look_up(handle)
+                    rows = engine.look_up(prepared)
                     counts = tuple(map(len, rows))
                     rows = self._with_room(tuple(map(engine.level0.to_network, rows)))
         try:
             with timed(seconds, "forward"):
-                place, inputs = self._pack(step, batch, request, handle.staged if self._is_queued else (), rows)
+                buffer = self._buffer(step, batch, request, prepared)
+                inputs = StepInputs.of(buffer if self._is_queued else buffer.without_groups(), request, rows)
             outcome = self._run(inputs, self._train if self._is_queued else self._differentiate)
-            # The device changes rows from now on, so an interrupt before the step is counted leaves them incomplete.
-            with engine.health.changing("an optimizer step") if self._is_queued else nullcontext():
-                self._ring.give_back(place)
-                if self._is_queued:
-                    engine.end(handle)
             if self._is_queued:
+                # The device changes rows from now on: an interrupt before the step is counted leaves them incomplete.
+                with engine.health.changing("an optimizer step"):
+                    engine.end(prepared)
                 self._set_rates(stages.rate(step))
                 return self._result(step, batch.size)
-            return StepResult(self._finish(step, handle, outcome, counts), batch.size)
+            if buffer is not prepared.packed:
+                buffer.release()
+            return StepResult(self._finish(step, prepared, outcome, counts), batch.size)
         except BaseException:
-            handle.release()
+            prepared.release()
             raise
 
     # Packing
 
-    def _pack(
-        self, step: int, batch: Batch, request: Request, staged: tuple[Any, ...], rows: tuple[Tensor, ...]
-    ) -> tuple[Place, StepInputs]:
-        """Pack a batch, and start to copy it to the device."""
-        stages, members = self._stages, self._network.has_members
-        numbers = (*self._engine.row_numbers()[0], stages.rate(step), stages.average.share(stages.earlier + step))
-        parts: list[Tensor | None] = [batch.dense, *stages.objective.targets(batch, members=members)]
-        parts.append(torch.tensor(numbers, dtype=torch.float32))
+    @property
+    def packs_all(self) -> bool:
+        """Whether `tensors` are in the buffer of the batch's slots, because rows are trained in the device's memory."""
+        return self._engine.queued
+
+    def tensors(self, step: int, batch: Batch, request: Request) -> list[Tensor | None]:
+        """Return what the device needs of a batch in addition to its ids, for the given step."""
+        members = self._network.has_members
+        numbers = self._numbers(step, step)
+        parts = [numbers, batch.dense, *self._stages.objective.targets(batch, members=members)]
         for index in request.lists:
             parts += index or (None, None, None)
-        layout = _Layout.of(parts)
-        place = self._ring.take(layout.total)
-        for view, part in zip(layout.views(place.host[: layout.total]), parts, strict=True):
-            if part is not None:
-                view.copy_(part)
-        place.send(layout.total)
-        place.wait()
-        return place, StepInputs.of(layout, place.device[: layout.total], request, staged, rows)
+        return parts
+
+    def _numbers(self, step: int, rows_step: int) -> Tensor:
+        """Return `StepInputs.numbers` of a step on the host. The row optimizer counts its steps itself."""
+        stages = self._stages
+        share = stages.average.share(stages.earlier + step)
+        numbers = (*self._engine.row_numbers(rows_step)[0], stages.rate(step), share)
+        return torch.tensor(numbers, dtype=torch.float32)
+
+    def _buffer(self, step: int, batch: Batch, request: Request, prepared: Prepared) -> BatchBuffer:
+        """Return the buffer of a batch, whose copy to the device has begun."""
+        if not self.packs_all:
+            buffer = BatchBuffer.pack(self._ring, (), self.tensors(step, batch, request))
+            buffer.arrive()
+            return buffer
+        packed = prepared.packed
+        assert isinstance(packed, BatchBuffer)
+        packed.arrive()
+        # A batch is packed with the numbers that are expected for its step. A factor on the learning rate that was set
+        # meanwhile, or another number of steps of the rows, needs another copy.
+        numbers, (sent, *_), (on_device, *_) = self._numbers(step, self._engine.step), packed.given, packed.tensors
+        if not torch.equal(numbers, cast("Tensor", sent)):
+            cast("Tensor", on_device).copy_(self._engine.transfers.up(numbers))
+        return packed
 
     @staticmethod
     def _with_room(rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -306,14 +291,14 @@ class GraphStep:
         """Queue a step, and return its loss. Nothing waits for the device."""
         engine, seconds = self._engine, self._engine.seconds
         with timed(seconds, "forward"), timed(seconds, "look up"):
-            rows = engine.pool_staged(inputs.staged, inputs.request.features.batch_size)
+            rows = engine.pool_staged(inputs.buffer.staged, inputs.request.features.batch_size)
         loss, gradients = self._differentiate(replace(inputs, rows=rows))
         with engine.health.changing("an optimizer step"):
             self._alive *= torch.isfinite(loss).to(torch.int32)
             with timed(seconds, "update network"):
                 self._update_network(inputs.numbers)
             with timed(seconds, "backward"), timed(seconds, "update rows"):
-                engine.queue_updates(inputs.staged, gradients, inputs.numbers, self._alive)
+                engine.queue_updates(inputs.buffer.staged, gradients, inputs.numbers, self._alive)
         self._loss.copy_(loss)
         return Outcome(loss)
 
@@ -413,6 +398,10 @@ class DeviceStages(Stages):
     ) -> StepResult:
         """Train one batch by `GraphStep.train`."""
         return self._graph_step.train(step, batch, request, prepared)
+
+    def tensors_of_items(self) -> Callable[[Item], Tensors] | None:
+        step, steps = self._graph_step, count(self.model.embeddings.engine.step)
+        return (lambda item: step.tensors(next(steps), *item)) if step.packs_all else None
 
 
 def build_stages(

@@ -32,6 +32,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.loading.loader import Loader, LoaderConfig, run_ahead
 from stratarec.embedding import Handle, Prefetcher
 from stratarec.embedding.engine import Engine
+from stratarec.embedding.slots.memory import Tensors
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast
@@ -213,7 +214,14 @@ class Stages:
         def features(item: Item, stopped: Callable[[], bool]) -> KeyedJagged:
             return self.exchange(item[1], stopped)
 
-        return Prefetcher(engine, items, features, depth=depth, pause_after=barrier)
+        return Prefetcher(engine, items, features, depth=depth, pause_after=barrier, tensors=self.tensors_of_items())
+
+    def tensors_of_items(self) -> Callable[[Item], Tensors] | None:
+        """Return a function that is called with each item from now on, and returns the tensors that its ids take along.
+
+        None if steps do not need that.
+        """
+        return None
 
     @property
     def rate_factor(self) -> float:
