@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -30,6 +30,7 @@ from stratarec.training import build, trainer
 from stratarec.training.build import new_plan
 from stratarec.training.evaluate import score_split
 from stratarec.training.run.open_run import open_run
+from stratarec.training.steps import graph_step
 from stratarec.training.trainer import Trainer
 
 TIERS = Tiers(dram=DramTier(row_bytes_per_second=1e10, bytes=1 << 34), threads=2)
@@ -62,9 +63,40 @@ def tight(recipe: Recipe) -> Recipe:
     return least_gpu_memory(recipe, prepared(recipe.data), CPU)
 
 
+class Said(SilentProgress):
+    """Collects what a run says."""
+
+    texts: ClassVar[list[str]] = []
+
+    def say(self, text: str) -> None:
+        self.texts.append(text)
+
+
+class Full:
+    """A graph for which the GPU has too little memory."""
+
+    def __init__(self, *given: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+
+@contextmanager
+def without_memory_for_graphs() -> Iterator[None]:
+    """Make steps try to record a graph, as on a GPU, and fail."""
+
+    def build(step: graph_step.GraphStep, *given: Any) -> None:
+        plain(step, *given)
+        step._captures = True
+
+    plain = graph_step.GraphStep.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph_step, "_Graph", Full)
+        patch.setattr(graph_step.GraphStep, "__init__", build)
+        yield
+
+
 def trained(recipe: Recipe, at: int = 0, *, resume: bool = False) -> Path:
     """Train a run, to step `at` or to its end; return its folder."""
-    run = Trainer(recipe, prepared(recipe.data))
+    run = Trainer(recipe, prepared(recipe.data), Said())
     if at:
         interrupt(run, at)
     with suppress(Interrupted):
@@ -92,7 +124,10 @@ def either_device(root: str) -> None:
         assert plan is not None
         assert plan.level0 == "hbm"
         assert {placed.tier for placed in plan.tables} == {"level0", "dram"}
-        assert_same(expected, trained(recipe))
+        with without_memory_for_graphs():
+            assert_same(expected, trained(recipe))
+        (refusal,) = (text for text in Said.texts if "too little memory for a graph" in text)
+        assert "memory.hbm" in refusal
         # All of its memory but what the network and a batch need.
         whole = new_plan(make_recipe(home, "gpu"), prepared(recipe.data))
         assert whole is not None

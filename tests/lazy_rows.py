@@ -5,6 +5,7 @@ Import this module before Triton and before the first gradient is computed.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -22,8 +23,10 @@ import slot_memories  # noqa: E402
 import torch  # noqa: E402
 from slot_memories import DEVICE_WORK  # noqa: E402
 
-from stratarec.embedding import packed_batch, rings, slots  # noqa: E402
+from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection, packed_batch, rings, slots  # noqa: E402
 from stratarec.embedding.slots import device  # noqa: E402
+from stratarec.embedding.tiers import TableTier, TierConfig  # noqa: E402
+from stratarec.errors import StrataError  # noqa: E402
 from stratarec.kernels.runtime.accelerator import DeviceTransfers  # noqa: E402
 from stratarec.training.torch_setup import torch_settings  # noqa: E402
 
@@ -145,6 +148,33 @@ def step(names: tuple[str, ...], schedules: tuple[str, ...], fault: str = "") ->
                 results = [name, schedule]
                 break
     print(json.dumps(results))
+
+
+def crowded() -> None:
+    """Print, as JSON, errors of tables for which other tables on the device leave too little memory: rows in slots, and
+    records in GPU memory under a cache; and whether there is room after the others are closed.
+    """
+    errors: list[str] = []
+
+    def built(**tiers: Any) -> TieredEmbeddingBagCollection | None:
+        table = EmbeddingBagConfig(name="t", num_embeddings=4000, embedding_dim=8, feature_names=("x",))
+        try:
+            return TieredEmbeddingBagCollection([table], tiers=TierConfig(device="lazy", ways=8, tables=tiers))
+        except StrataError as error:
+            errors.append(f"{type(error).__name__}: {error}")
+            return None
+
+    other = built()
+    assert other is not None
+    lazy_device.Chip.limit = lazy_device.Chip.held + (100 << 10)
+    assert built() is None
+    assert built(t=TableTier(home="hbm", cache_rows=64)) is None
+    other.close()
+    del other
+    gc.collect()
+    for stream in lazy_device._STREAMS:
+        stream.drain()
+    print(json.dumps([errors, built() is not None]))
 
 
 torch.set_num_threads(1)

@@ -143,6 +143,14 @@ def test_homes_in_gpu_memory_match_homes_in_dram_bit_for_bit(numbers: tuple[int,
         assert count >= 10
 
 
+def test_tables_for_which_others_on_the_device_leave_no_memory_are_one_line() -> None:
+    (rows, records), again = run_job("crowded()", "lazy_rows")
+    assert not missing("ConfigError lazy:0 4,000 slots", rows)
+    assert not missing("ConfigError lazy:0 4,000 records dram", records)
+    assert "\n" not in rows + records
+    assert again
+
+
 def test_a_home_in_gpu_memory_needs_rows_on_a_gpu() -> None:
     table = EmbeddingBagConfig(name="t", num_embeddings=900, embedding_dim=4, feature_names=("x",))
     tiers = TierConfig(tables={"t": TableTier(home="hbm", cache_rows=64)})

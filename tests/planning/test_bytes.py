@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stratarec.embedding.codecs import RecordCodec
-from stratarec.embedding.config import CodecConfig
+from stratarec.embedding.config import CodecConfig, EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.packed_batch import BatchBuffer, DeviceBatch, FeatureLists
+from stratarec.embedding.rings import Ring
+from stratarec.embedding.tables.base import group_layout
+from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.codec.kinds import KINDS
+from stratarec.kernels.runtime.accelerator import CPU, HOST, driver_of
 from stratarec.planning.bytes import (
+    DEVICE_LOOKUP_BYTES,
+    WORKSPACE_MARGIN,
     BatchDemand,
     Parts,
     RowShape,
@@ -112,3 +120,17 @@ def test_slots_within_a_number_are_the_most_that_fit(total: int, ways: int) -> N
     slots = SlotSplit.within(total, ways)
     assert slots.total <= total or slots.sets == 1
     assert SlotSplit.holding(slots.in_sets + 1, ways).total > total
+
+
+def test_the_buffer_of_a_batch_has_the_planned_bytes_of_a_gpu_and_pinned_memory_for_what_is_sent() -> None:
+    lookups = 1 << 16
+    table = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=8, feature_names=("x",))
+    layout, ring = group_layout([table], {"x": 0}, [0], [9]), Ring(driver_of(CPU))
+    bags = BagBatch(
+        values=np.zeros(lookups, np.int32), offsets=np.arange(0, lookups + 1, 4),
+        weights=np.ones(lookups, np.float32), batch=lookups // 4, key=np.zeros(1, np.int64),
+    )  # fmt: skip
+    BatchBuffer.pack(ring, [DeviceBatch.of(layout, bags, FeatureLists.of(layout, HOST))], ())
+    assert DEVICE_LOOKUP_BYTES * lookups < ring.device_bytes <= WORKSPACE_MARGIN * DEVICE_LOOKUP_BYTES * lookups
+    # A slot and a weight of each lookup, and the first lookup of each bag.
+    assert 9 * lookups < ring.nbytes <= 10 * lookups + 256

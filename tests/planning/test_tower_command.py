@@ -121,12 +121,12 @@ def test_steps_with_the_network_on_a_gpu_say_where_time_goes(
     assert cpu["up"] == cpu["down"] == gpu["down"] == 0
     assert any("nothing was measured" in line for line in content["said"])
     file = tmp_path / "plan.json"
-    wide = ("model.embedding_dim=64", "model.bottom_mlp=[64]", "memory.hbm=1000KiB")
+    wide = ("model.embedding_dim=64", "model.bottom_mlp=[64]", "memory.hbm=1520KiB")
     assert plan(home, "--device", "h100", *wide, "-o", str(file)) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert not missing("samples/s GPU memory twice", output)
     loaded = Plan.load(file)
-    assert (loaded.level0, loaded.budgets["hbm"]) == ("hbm", 1000 << 10)
+    assert (loaded.level0, loaded.budgets["hbm"]) == ("hbm", 1520 << 10)
     assert any(placed.tier == "dram" for placed in loaded.tables)
 
 

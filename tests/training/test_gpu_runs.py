@@ -5,6 +5,7 @@ recipes.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import forked
@@ -17,6 +18,7 @@ from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels.runtime.accelerator import CPU, Driver, device_errors, require_capability
 from stratarec.planning.machine import card_rates
 from stratarec.recipe import Recipe
+from stratarec.training import gpu_memory
 from stratarec.training.gpu_memory import rows_memory, step_bytes
 from stratarec.training.trainer import Trainer
 
@@ -70,6 +72,19 @@ def test_an_error_for_too_little_gpu_memory_says_what_fits(
     recipe = Recipe.from_dict(tiny(tmp_path)).with_fields(fields)
     with refuses(ConfigError, words):
         rows_memory(recipe, prepared(recipe.data), card_rates("h100"))
+
+
+def test_memory_that_another_process_uses_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe.from_dict(tiny(tmp_path))
+    dataset, rates = prepared(recipe.data), replace(card_rates("h100"), device="cuda:1")
+    monkeypatch.setattr(gpu_memory, "device_memory", lambda device: (20 << 30, 80 << 30))
+    needed = step_bytes(recipe, dataset)
+    assert rows_memory(recipe, dataset, rates).hbm == (20 << 30) - needed
+    with refuses(ConfigError, "memory.hbm cuda:1 20.0 60.0 80.0 use"):
+        rows_memory(recipe.with_fields({"memory.hbm": "30GiB"}), dataset, rates)
+    monkeypatch.setattr(gpu_memory, "device_memory", lambda device: (needed, 80 << 30))
+    with refuses(ConfigError, "cuda:1 80.0 programs train.batch_size train.device"):
+        rows_memory(recipe, dataset, rates)
 
 
 def test_a_budget_of_gpu_memory_needs_a_gpu(tmp_path: Path) -> None:

@@ -25,20 +25,26 @@ PUBLISHED = {"dynamicemb_sgd": 0.345 + 0.614, "dynamicemb_adam": 0.345 + 1.005}
 recsys-examples: 10 tables of 1,677,721 rows, D = 128, 1,048,570 ids of a power law with exponent 1.05."""
 TARGETS = {
     "gpu_embedding": {
-        **{f"forward_share_{name}": 0.8 for name in ("bags_uniform", "bags_skewed", "wide_uniform")},
-        **{f"update_share_{name}": 0.7 for name in ("bags_uniform", "bags_skewed", "wide_uniform")},
+        # Skewed bags are limited by the L2 cache, whose traffic these shares do not count.
+        **{f"forward_share_{name}": 0.8 for name in ("bags_uniform", "wide_uniform")},
+        **{f"update_share_{name}": 0.7 for name in ("bags_uniform", "wide_uniform")},
         **{f"ratio_fbgemm_published_{name}": 1.1 for name in PUBLISHED},
         **{f"ratio_torch_{name}": 2.0 for name in ("criteo_4096", "bags_uniform", "bags_skewed", "wide_uniform")},
     },
     "gpu_train": {
-        f"ratio_{ratio}_{case}": target
-        for ratio, target in (("hybrid_cpu", 2.0), ("hbm_hybrid", 1.0))
-        for case in ("d16_b1024", "d16_b16384", "d64_b4096")
+        # A step of at most 0.8 ms.
+        "steps_per_second_hbm_d16_b1024": 1250.0,
+        **{
+            f"ratio_{ratio}_{case}": target
+            for ratio, target in (("hybrid_cpu", 2.0), ("hbm_hybrid", 3.0))
+            for case in ("d16_b1024", "d16_b16384", "d64_b4096")
+        },
     },
     "gpu_hot": {
         f"ratio_{ratio}_b{size}": target for ratio, target in (("cpu", 2.3), ("hybrid", 1.52)) for size in (1024, 4096)
     },
-    "gpu_precision": {"ratio_int8_fp32": 1.16, "bytes_ratio_int8": 3.1, "bytes_ratio_int4": 7.1},
+    # As published: int8 rows in GPU memory compared with float32 rows in host memory, without lookahead.
+    "gpu_precision": {"ratio_int8_hbm_fp32_depth0": 1.16, "bytes_ratio_int8": 3.1, "bytes_ratio_int4": 7.1},
     "gpu_tiers": {"speed_at_8x": 0.9, "speed_at_37x": 0.74},
     "gpu_dedup": {"ratio_transformer": 2.49},
 }
@@ -68,13 +74,14 @@ def embedding(cells: Cells) -> dict[str, float]:
 
 
 def train(cells: Cells) -> dict[str, float]:
-    """Speed of the hybrid over the CPU, and of rows in GPU memory over the hybrid."""
+    """Speed of the hybrid over the CPU, and of rows in GPU memory over the hybrid; steps per second of the latter."""
     pairs = (("cpu", "hybrid"), ("hybrid", "hbm"), ("hybrid", "hbm_bf16"))
-    return {
+    ratios = {
         f"ratio_{fast}_{slow}_{cell['case']}": ratio(cell["ms"][slow], cell["ms"][fast])
         for slow, fast in pairs
         for cell in cells
     }
+    return ratios | {f"steps_per_second_hbm_{cell['case']}": 1e3 / median(cell["ms"]["hbm"]) for cell in cells}
 
 
 def hot(cells: Cells) -> dict[str, float]:

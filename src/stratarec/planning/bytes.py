@@ -57,8 +57,8 @@ LIST_BYTES = 6 * 8 * 5 // 4  # six lists of rows and slots that move, int64, wit
 MOST_ROWS_OF_A_LOG = 2_800_000_000
 """Approximate number of rows of one log up to which a location needs only 4 bytes."""
 LOG_BUFFER_BYTES = 2 * LogConfig().buffer_bytes + (1 << 20) + LogConfig().depth * (16 << 10)
-DEVICE_LOOKUP_BYTES = 128
-"""Bytes of GPU memory per lookup of a batch, for its slot, sorted slots and their order, and gradient addresses."""
+DEVICE_LOOKUP_BYTES = 64
+"""Bytes of a batch's buffer in GPU memory per lookup: its slot, sorted slots and their order, gradient addresses."""
 WORKSPACE_MARGIN = 1.25
 """Assumed ratio of the lookups of the largest batch to the lookups of an average batch."""
 RESERVES = frozenset({"dead space", "staging", "workspace", "log buffers"})
@@ -265,13 +265,22 @@ def workspace_bytes(lookups: Iterable[float], width: int, threads: int) -> int:
     return scratch_bytes(math.ceil(WORKSPACE_MARGIN * max(lookups, default=0.0)), width, threads)
 
 
-def device_workspace_bytes(lookups: Iterable[float], width: int) -> int:
-    """Return the bytes of scratch memory for the update on a GPU, which updates all tables of a width together.
+def device_workspace_bytes(lookups: Iterable[float], width: int, lookahead: int) -> int:
+    """Return the bytes of GPU memory for the buffers of batches and for the update of their rows.
 
-    `lookups` are the numbers of ids per batch of each table of this width.
+    Parameters
+    ----------
+    lookups : iterable of float
+        Number of ids per batch of each table.
+    width : int
+        Width of the widest table.
+    lookahead : int
+        Number of batches that are prepared ahead.
     """
+    # The batch in training, batches ahead of it, the copy that a CUDA graph reads, and temporary memory of sorting.
+    buffers = (lookahead + 3) * DEVICE_LOOKUP_BYTES
     # Partial sums for rows with many lookups: up to two vectors per 256 lookups.
-    return math.ceil(WORKSPACE_MARGIN * sum(lookups) * (DEVICE_LOOKUP_BYTES + 2 * 4 * width / 256))
+    return math.ceil(WORKSPACE_MARGIN * sum(lookups) * (buffers + 2 * 4 * width / 256))
 
 
 def output_bytes(values: float) -> int:

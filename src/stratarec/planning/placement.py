@@ -91,7 +91,9 @@ def place(
     choices = choices or [candidates(table, memory, tiers) for table in tables]
     lookups, widest = [table.lookups for table in tables], max((table.shape.width for table in tables), default=1)
     workspace = (
-        device_workspace_bytes(lookups, widest) if memory.hbm else workspace_bytes(lookups, widest, tiers.threads)
+        device_workspace_bytes(lookups, widest, memory.lookahead)
+        if memory.hbm
+        else workspace_bytes(lookups, widest, tiers.threads)
     )
     limits = [budgets.get(name) for name in MEMORIES]
     level0 = budgets[memory.level0]
