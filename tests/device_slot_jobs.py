@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import slot_memories
@@ -26,8 +27,9 @@ from stratarec.embedding.slots import Level0
 from stratarec.embedding.slots.cpu import CpuSlots
 from stratarec.embedding.tables.base import group_layout
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.errors import CheckpointError
+from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels.bags import BagBatch
+from stratarec.kernels.optimizers import ROW_OPTIMIZERS, RowOptimizer
 from stratarec.kernels.update import Gradients
 
 # NumPy warns of operations that processors allow: infinity times 0, numbers outside an integer type.
@@ -192,6 +194,24 @@ def _differs(number: int) -> bool:
     # Run one after the other, because new tables use slots of one kind while results are computed.
     one, other = (list(slot_memories.results(kind, **workload)) for kind in ("plain", "device"))
     return one != other
+
+
+def refused() -> None:
+    """Print, as JSON, the errors of slots that a GPU cannot have: too many, of an optimizer of another package, and in
+    the memory of another kind of device.
+    """
+    sgd, errors = RowOptimizerConfig(kind="sgd"), []
+    added = mock.patch.dict(ROW_OPTIMIZERS, {"sgd": RowOptimizer(update=lambda *given: None)})
+    for build in (
+        lambda: device(Level0(), 1 << 31, 4, sgd), lambda: device(Level0(), 9, 4, sgd),
+        lambda: Level0(torch.device("meta")),
+    ):  # fmt: skip
+        with added:
+            try:
+                build()
+            except ConfigError as error:
+                errors.append(str(error))
+    print(json.dumps(errors))
 
 
 def homes(numbers: tuple[int, ...]) -> None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,11 +18,16 @@ import numpy as np
 import pytest
 import slot_memories
 import torch
+from training import test_continual
 
+from errors import refuses
 from recipes import assert_same_model, interrupt, last, least_gpu_memory, prepared, tiny
+from stratarec.cli import main
 from stratarec.cli.checks.gpu import Sizes, _trained_rows
+from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding import slots
-from stratarec.errors import Interrupted
+from stratarec.errors import ConfigError, Interrupted, TrainingError
+from stratarec.io.tensors import read_tensors
 from stratarec.kernels.runtime.accelerator import CPU
 from stratarec.planning.machine import DramTier, Tiers, card_rates
 from stratarec.progress import SilentProgress
@@ -29,7 +35,9 @@ from stratarec.recipe import Recipe
 from stratarec.training import build, trainer
 from stratarec.training.build import new_plan
 from stratarec.training.evaluate import score_split
+from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
+from stratarec.training.run.run_directory import read_plan, read_recipe
 from stratarec.training.steps import graph_step
 from stratarec.training.trainer import Trainer
 
@@ -144,7 +152,36 @@ def either_device(root: str) -> None:
             )
     for logit in scores[1:]:
         np.testing.assert_array_equal(scores[0], logit)
-    print(json.dumps(len(scores[0])))
+    with refuses(ConfigError, "plan train.device cpu memory.hbm"):
+        Trainer(make_recipe(home, "refused"), prepared(recipe.data), plan=plan)
+    print(json.dumps([len(scores[0]), _not_finite(home)]))
+
+
+def _not_finite(home: Path) -> list[str]:
+    """Return the errors of a run on the CPU and of one on the GPU whose loss is not finite in its third step.
+
+    The last checkpoint is that of the second step.
+    """
+    errors = []
+    for kind in ("plain", "device"):
+        recipe = make_recipe(home, f"{kind}-nan").with_fields({"train.checkpoint.every_steps": 2, "train.max_steps": 9})
+        with as_gpu(kind):
+            trainer = Trainer(recipe, prepared(recipe.data), Said())
+            trainer.loop.hooks.append(partial(_damage, trainer))
+            with pytest.raises(TrainingError) as caught:
+                trainer.train()
+        errors.append(str(caught.value))
+        assert last(Path(recipe.run)).name.endswith("2")
+    return errors
+
+
+@contextmanager
+def _damage(trainer: Trainer, step: int) -> Iterator[None]:
+    """Make the weights of the network so large that the loss of the third step is not finite."""
+    if step == 2:
+        for weight in trainer.model.network.parameters():
+            weight.detach().fill_(1e30)
+    yield
 
 
 def doctor(root: str) -> None:
@@ -170,4 +207,28 @@ def hot_and_rounded(root: str) -> None:
             assert any(placed.hot_rows and placed.codec.kind == "int8" for placed in plan.tables)
             runs[kind] = trained(recipe)
     assert_same_model(*map(last, runs.values()))
+    print(json.dumps(True))
+
+
+def continued(root: str) -> None:
+    """Check that a run that is trained, continued and exported with rows on the GPU is equal to one in DRAM."""
+    runs = []
+    for kind in ("plain", "device"):
+        home = Path(root, kind)
+        home.mkdir()
+        with as_gpu(kind):
+            run = test_continual.begin(home, train={"report": kind == "device"})
+            plan = read_plan(run, read_recipe(run), Dataset.open(home / "data"))
+            assert plan is not None
+            assert plan.level0 == "hbm"
+            for command in (["continue", "-q", str(run), str(home / "day-1.parquet")], ["export", "-q", str(run)]):
+                assert main(command) == 0
+        runs.append(run)
+    assert "GPU memory" in (runs[1] / "report.html").read_text()
+    assert_same_model(*map(last, runs))
+    test_continual.assert_same_period(*(periods.of_number(run, 1) for run in runs))
+    for name in ("tables.safetensors", "network.safetensors"):
+        one, other = (read_tensors(run / "export" / name) for run in runs)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
     print(json.dumps(True))

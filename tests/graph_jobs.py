@@ -198,6 +198,13 @@ class Full:
         raise torch.OutOfMemoryError("out of memory")
 
 
+class Refused:
+    """A graph with an operation that cannot be recorded."""
+
+    def __init__(self, *given: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
+
+
 def repeated(names: tuple[str, ...]) -> None:
     """Print, as JSON, whether steps that a graph repeats have the bits of single operations, and the number of graphs;
     then the same, and what is reported, for a device without memory for a graph.
@@ -243,7 +250,8 @@ def bad_loss() -> None:
 
 def bad_input(root: str) -> None:
     """Print, as JSON, the errors of an id outside its table, of an interrupt after a step is queued, and of a full disk
-    below a cache; whether nothing changed by the first and the last; and results with more sizes than graphs.
+    below a cache; whether nothing changed by the first and the last; and results with more sizes than graphs, and with
+    an operation that no graph can contain.
     """
     case = {**CASES["adam"], "tiers": {"a": TableTier(home="log", cache_rows=32)}, "log": Path(root)}
     errors, sides = [], []
@@ -274,15 +282,16 @@ def bad_input(root: str) -> None:
         with mock.patch.object(Engine, "end", side_effect=KeyboardInterrupt):
             refused(stages, 4, batch_of(case, 4))
         refused(stages, 5, batch_of(case, 5))
-        losses, graph_step._MOST_GRAPHS, Repeated.count = [], 1, 0
-        for graph in (None, Repeated):
+        losses, refusals, graph_step._MOST_GRAPHS, Repeated.count = [], [], 1, 0
+        for graph in (None, Repeated, Refused):
             graph_step._Graph = graph  # type: ignore[misc,assignment]
             stages = stages_of(CASES["adam"], "device")
             assert isinstance(stages, graph_step.DeviceStages)
             stages._graph_step._captures = graph is not None
             results = [stages.train(step, batch_of(CASES["adam"], step, 12 - step // 2)) for step in range(6)]
             losses.append([result.loss for result in results])
-    print(json.dumps([errors, same, losses[0] == losses[1], Repeated.count, stages.refusal]))
+            refusals.append(stages.refusal)
+    print(json.dumps([errors, same, losses[0] == losses[1] == losses[2], Repeated.count, refusals]))
 
 
 WAITING = (

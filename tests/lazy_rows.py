@@ -166,7 +166,7 @@ def crowded() -> None:
 
     other = built()
     assert other is not None
-    lazy_device.Chip.limit = lazy_device.Chip.held + (100 << 10)
+    lazy_device.Chip.limit = lazy_device.Chip.held + (130 << 10)
     assert built() is None
     assert built(t=TableTier(home="hbm", cache_rows=64)) is None
     other.close()

@@ -151,6 +151,13 @@ def test_tables_for_which_others_on_the_device_leave_no_memory_are_one_line() ->
     assert again
 
 
+def test_slots_that_a_gpu_cannot_have_are_refused() -> None:
+    many, optimizer, memory = run_job("refused()")
+    assert not missing("2,147,483,648 2^31 GPU", many)
+    assert not missing("train.embedding.kind sgd GPU memory.hbm 0", optimizer)
+    assert not missing("meta cpu cuda", memory)
+
+
 def test_a_home_in_gpu_memory_needs_rows_on_a_gpu() -> None:
     table = EmbeddingBagConfig(name="t", num_embeddings=900, embedding_dim=4, feature_names=("x",))
     tiers = TierConfig(tables={"t": TableTier(home="hbm", cache_rows=64)})

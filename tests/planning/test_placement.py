@@ -106,6 +106,12 @@ def test_int8_rows_are_in_gpu_memory_if_they_fit_there() -> None:
     assert tier_config(placed, memory, "run").tables["large"].home == "dram"
 
 
+def test_a_precision_that_a_gpu_cannot_encode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "int8", replace(KINDS["int8"], on_gpu=False))
+    with refuses(ConfigError, "memory.precision 'large' int8 memory.hbm 0"):
+        gpu_plan(hbm=16 << 20, precision={"large": "int8"})
+
+
 def test_an_error_for_too_little_gpu_memory_says_how_much_is_enough() -> None:
     with refuses(ConfigError, "memory.hbm GPU memory") as caught:
         gpu_plan(hbm=700_000)

@@ -4,6 +4,7 @@ recipes.
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,16 +24,26 @@ from stratarec.training.gpu_memory import rows_memory, step_bytes
 from stratarec.training.trainer import Trainer
 
 
-def run(job: str, root: Path) -> None:
+def run(job: str, root: Path) -> str:
+    """Run a job in a child process, and return the last line that it prints."""
     cache = {"XDG_CACHE_HOME": str(root / "cache")}
     # This must come first, because Triton's interpreter is selected when Triton is imported.
     code = f"import sys; sys.path[:] = {sys.path!r}\nimport triton_interpreter, gpu_runs\ngpu_runs.{job}({str(root)!r})"
     done = forked.python(code, environment=cache)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    return done.stdout.rpartition("\n")[0].rpartition("\n")[2]
 
 
 def test_a_run_trains_resumes_and_opens_with_rows_on_either_device(tmp_path: Path) -> None:
-    run("either_device", tmp_path)
+    scored, (on_cpu, on_gpu) = json.loads(run("either_device", tmp_path))
+    assert scored > 100
+    assert "at step 2;" in on_cpu
+    assert on_gpu == on_cpu
+
+
+@pytest.mark.slow
+def test_a_run_continues_and_is_exported_with_the_bits_of_dram(tmp_path: Path) -> None:
+    run("continued", tmp_path)
 
 
 @pytest.mark.slow

@@ -400,10 +400,14 @@ class DeviceSlots(SlotMemory):
     def _initialize(self, slots: Indices, keys: NDArray[np.uint64], bounds: NDArray[np.float32]) -> None:
         if len(slots):
             with self._order.moving():
+                # One copy: a bound survives the way through float64.
+                wide_bounds = bounds.astype(np.float64).view(np.int64)
+                lists = self._up(np.stack([slots, keys.view(np.int64), wide_bounds]))
                 self._tile.launch(
-                    random.initialize, len(slots), self._parts, self._up(slots), self._up(keys.view(np.int64)),
-                    self._up(bounds), len(slots), D=self.width, ROW_STATE=bool(self._kept["row_state"]),
-                    FULL=self._kept["full_state"], CLOCKED=bool(self._kept["clock"]),
+                    random.initialize, len(slots), self._parts, lists[0], lists[1],
+                    lists[2].view(torch.float64).float(), len(slots), D=self.width,
+                    ROW_STATE=bool(self._kept["row_state"]), FULL=self._kept["full_state"],
+                    CLOCKED=bool(self._kept["clock"]),
                 )  # fmt: skip
 
 
