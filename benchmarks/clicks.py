@@ -38,6 +38,7 @@ from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig
 from stratarec.models.metrics import Metrics, evaluate_logits
 from stratarec.recipe import Recipe
+from stratarec.training.run.build_run import Run
 from stratarec.training.torch_setup import build_optimizer, peak_rss_bytes, torch_settings
 from stratarec.training.trainer import Trainer
 
@@ -72,25 +73,25 @@ def open_data(data: Path | None) -> tuple[Recipe, Dataset]:
 
 
 class TorchRecSide:
-    """TorchRec's model and optimizers, with the initial weights of a trainer."""
+    """TorchRec's model and optimizers, with the initial weights of a run."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        config, rows = trainer.recipe.model, trainer.config.embedding
+    def __init__(self, recipe: Recipe, run: Run) -> None:
+        config, rows = recipe.model, run.config.embedding
         if not isinstance(config, DLRMConfig) or config.history.pooling != "mean":
             raise ConfigError("TorchRec's own DLRM pools histories by their mean; set model.history.pooling to mean")
-        ours = trainer.model
+        ours = run.model
         tables = list(ours.embeddings.tables)
         initial = {table.name: ours.embeddings.table(table.name)["weight"] for table in tables}
         collection = fused_collection(tables, rate=rows.learning_rate, eps=rows.eps, initial=initial)
         self.rows, self.row_schedule = collection.fused_optimizer(), rows
         width = config.embedding_dim
         self.model = TorchRecDLRM(
-            collection, len(trainer.dataset.schema.dense), [*config.bottom_mlp, width], [*config.top_mlp, 1]
+            collection, len(run.dataset.schema.dense), [*config.bottom_mlp, width], [*config.top_mlp, 1]
         )
         copy_dense(ours, self.model)
-        self.dense_schedule = trainer.config.dense
+        self.dense_schedule = run.config.dense
         dense = [*self.model.dlrm.dense_arch.parameters(), *self.model.dlrm.over_arch.parameters()]
-        self.optimizer = build_optimizer(trainer.config.dense, nn.ParameterList(dense))
+        self.optimizer = build_optimizer(run.config.dense, nn.ParameterList(dense))
         self.steps = 0
 
     def step(self, batch: Batch) -> None:
@@ -144,12 +145,23 @@ class Logistic:
         return logits
 
 
+class Ours:
+    """The run, with the interface of its peers."""
+
+    def __init__(self, run: Run) -> None:
+        self.stages, self.steps = run.stages, 0
+
+    def step(self, batch: Batch) -> None:
+        self.stages.train(self.steps, batch)
+        self.steps += 1
+
+
 class Trees:
     """Boosted trees on some of the dense features, grown on a sample of the training split."""
 
-    def __init__(self, trainer: Trainer, columns: list[int], batches: int) -> None:
+    def __init__(self, run: Run, columns: list[int], batches: int) -> None:
         self.columns = columns
-        sample = list(islice(trainer.loader.epoch(1), batches))
+        sample = list(islice(run.loader.epoch(1), batches))
         values = np.concatenate([self._values(batch) for batch in sample])
         label = np.concatenate([batch.label.numpy() for batch in sample])
         self.trees = HistGradientBoostingClassifier(max_iter=300, random_state=0).fit(values, label)
@@ -162,14 +174,11 @@ class Trees:
         return torch.from_numpy(self.trees.decision_function(self._values(batch)).astype(np.float32))
 
 
-def grow_trees(trainer: Trainer, batches: int) -> dict[str, Trees]:
+def grow_trees(run: Run, batches: int) -> dict[str, Trees]:
     """Grow trees on all dense features, and on popularity alone."""
-    names = [feature.name for feature in trainer.dataset.schema.dense]
+    names = [feature.name for feature in run.dataset.schema.dense]
     popularity = [position for position, name in enumerate(names) if name.endswith("popularity")]
-    return {
-        "trees": Trees(trainer, list(range(len(names))), batches),
-        "trees_popularity": Trees(trainer, popularity, batches),
-    }
+    return {"trees": Trees(run, list(range(len(names))), batches), "trees_popularity": Trees(run, popularity, batches)}
 
 
 def _set_rate(optimizer: Any, rate: float) -> None:
@@ -195,10 +204,10 @@ def metrics_of(scores: Scores) -> dict[str, Metrics]:
     return {name: evaluate_logits(label, logit) for name, logit in logits.items()}
 
 
-def train_all(sides: dict[str, Any], trainer: Trainer, steps: int, minutes: float) -> dict[str, float]:
+def train_all(sides: dict[str, Any], run: Run, steps: int, minutes: float) -> dict[str, float]:
     """Train every model on every batch until `minutes` have passed; return the seconds of each model."""
     seconds, began = dict.fromkeys(sides, 0.0), time.monotonic()
-    for number, batch in enumerate(islice(trainer.loader.epoch(0), steps)):
+    for number, batch in enumerate(islice(run.loader.epoch(0), steps)):
         for name in list(sides) if number % 2 else list(reversed(sides)):
             start = time.perf_counter()
             sides[name].step(batch)
@@ -211,11 +220,11 @@ def train_all(sides: dict[str, Any], trainer: Trainer, steps: int, minutes: floa
     return seconds
 
 
-def gate(trainer: Trainer, peer: TorchRecSide) -> float:
+def gate(run: Run, peer: TorchRecSide) -> float:
     """Check that the untrained models agree, and return the largest difference of their logits."""
-    batch = next(iter(trainer.loader.epoch(0)))
+    batch = next(iter(run.loader.epoch(0)))
     with torch.no_grad():
-        difference = float((trainer.model(batch) - peer(batch)).abs().max())
+        difference = float((run.model(batch) - peer(batch)).abs().max())
     if difference > GATE:
         raise AssertionError(f"untrained logits differ by {difference}, expected at most {GATE}")
     return difference
@@ -229,20 +238,22 @@ def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, 
     """
     recipe, dataset = open_data(data)
     trainer = Trainer(recipe, dataset)
-    steps = min(QUICK_STEPS, trainer.total_steps) if quick else trainer.total_steps
-    peer = TorchRecSide(trainer)
-    difference = gate(trainer, peer)
-    schedule = trainer.config.dense.schedule
+    parts = trainer.build()
+    total = parts.cadence.total_steps
+    steps = min(QUICK_STEPS, total) if quick else total
+    ours, peer = Ours(parts), TorchRecSide(trainer.recipe, parts)
+    difference = gate(parts, peer)
+    schedule = parts.config.dense.schedule
     linear = {f"logistic {n}": Logistic(dataset, schedule, *pair) for n, pair in enumerate(LOGISTIC)}
-    seconds = train_all({"ours": trainer, "torchrec": peer, **linear}, trainer, steps, minutes)
+    seconds = train_all({"ours": ours, "torchrec": peer, **linear}, parts, steps, minutes)
     limit = QUICK_BATCHES if quick else None
-    valid = metrics_of(score(dataset, "valid", {"ours": trainer.model, "torchrec": peer, **linear}, limit))
+    valid = metrics_of(score(dataset, "valid", {"ours": parts.model, "torchrec": peer, **linear}, limit))
     best = min(linear, key=lambda name: valid[name]["log_loss"])
     print("growing trees", file=sys.stderr)
-    trees = grow_trees(trainer, QUICK_BATCHES if quick else TREE_BATCHES)
+    trees = grow_trees(parts, QUICK_BATCHES if quick else TREE_BATCHES)
     place = [feature.name for feature in dataset.schema.dense].index("popularity")
     contenders = {
-        "ours": trainer.model,
+        "ours": parts.model,
         "torchrec": peer,
         "logistic": linear[best],
         **trees,
@@ -268,8 +279,8 @@ def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, 
     return {
         "config": {
             "recipe": recipe.to_dict() | {"data": {**recipe.to_dict()["data"], "path": "", "source": _source(recipe)}},
-            "steps": trainer.state.step,
-            "steps_of_whole_pass": trainer.total_steps,
+            "steps": ours.steps,
+            "steps_of_whole_pass": total,
             "samples": {split: dataset.samples(split) for split in dataset.splits},
             "logistic": {"tried": LOGISTIC, "chosen": linear[best].settings},
             "initial_logit_difference": difference,

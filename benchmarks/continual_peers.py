@@ -193,13 +193,14 @@ class TorchRecDays:
             content["train"][part]["schedule"]["total_steps"] = steps
         content["train"]["dense"]["learning_rate"] = TORCHREC_RATE
         content["train"]["deduplicate"] = False
-        trainer = Trainer(Recipe.from_dict(content), dataset)
-        side = TorchRecSide(trainer)
+        recipe = Recipe.from_dict(content)
+        run = Trainer(recipe, dataset).build()
+        side = TorchRecSide(recipe, run)
         if self._side is not None:
             _warm_start(side, self._side)
-        for batch in trainer.loader.epoch(0):
+        for batch in run.loader.epoch(0):
             side.step(batch)
-        trainer.model.embeddings.close()
+        run.close()
         self._side = side
 
 

@@ -31,25 +31,27 @@ LIMIT = 1e-3
 
 
 class Side:
-    """A trainer and an endless iteration over its data."""
+    """A run and an endless iteration over its data."""
 
     def __init__(self, name: str, dataset: Dataset, folder: str, *fields: str) -> None:
         groups: GroupMode = "auto" if dataset.deduplicated else "none"
         recipe_of_side = recipe(name, groups, *fields)
-        self.trainer = Trainer(with_run(recipe_of_side, Path(folder) / f"{name}-{groups}"), dataset)
+        self.run = Trainer(with_run(recipe_of_side, Path(folder) / f"{name}-{groups}"), dataset).build()
+        self.step = 0
         self.batches = self._forever()
 
     def _forever(self) -> Iterator[tuple[Batch, Request]]:
         epoch = 0
         while True:
-            yield from self.trainer.pipeline.items(epoch)
+            yield from self.run.pipeline.items(epoch)
             epoch += 1
 
     def steps(self, count: int) -> float:
         """Run `count` steps and return the seconds per step."""
         began = time.perf_counter()
         for item in islice(self.batches, count):
-            self.trainer.loop.step(*item)
+            self.run.stages.train(self.step, *item)
+            self.step += 1
         return (time.perf_counter() - began) / count
 
     def saved_bytes(self) -> int:
@@ -62,7 +64,7 @@ class Side:
 
         item = next(self.batches)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            self.trainer.model(*item)
+            self.run.model(*item)
         return sum(storages.values())
 
 
@@ -74,7 +76,7 @@ def gate(name: str, folder: str, *fields: str) -> None:
     stream = Loader(grouped, "train", LoaderConfig(batch_size=4096)).epoch(0)
     with torch.no_grad():
         for batch in islice(stream, 5):
-            model = side.trainer.model
+            model = side.run.model
             _, pooled, _, runs = model.vectors(batch, model.request(batch))
             if runs is not None:
                 pooled = runs.expand(pooled.view(batch.size, -1, model.network.width)).flatten(1)
@@ -95,7 +97,7 @@ def cell(name: str, pooling: str, rounds: int, samples: int, precision: str = "f
         gate(name, folder, *fields)
         sides = {key: Side(name, data, folder, *fields) for key, data in (("ours", grouped), ("plain", plain))}
         saved = {key: side.saved_bytes() for key, side in sides.items()}
-        size = sides["ours"].trainer.config.batch_size
+        size = sides["ours"].run.config.batch_size
         stretch = samples // size
         seconds: dict[str, list[float]] = {key: [] for key in sides}
         for round_ in range(-1, rounds):

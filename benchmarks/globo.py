@@ -39,6 +39,7 @@ from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.evaluate import ScoredSamples, corrected_by, fit, score_split
+from stratarec.training.run.build_run import Run
 from stratarec.training.torch_setup import torch_settings
 from stratarec.training.trainer import Trainer
 
@@ -113,18 +114,18 @@ def _figures(samples: ScoredSamples) -> dict[str, float]:
 
 def ours(log: Log, seed: int, changes: Sequence[str]) -> Row:
     """Train the recipe with some changes and return its metrics."""
-    trainer = Trainer(log.recipe(seed, *changes), log.dataset)
+    run = Trainer(log.recipe(seed, *changes), log.dataset).build()
     try:
         began = time.perf_counter()
-        for batch in islice(trainer.loader.epoch(0), log.steps):
-            trainer.loop.step(batch)
+        for step, batch in enumerate(islice(run.loader.epoch(0), log.steps)):
+            run.stages.train(step, batch)
         seconds = time.perf_counter() - began
         scored = {
-            split: score_split(trainer.model, log.dataset, split, precision="float32", progress=SilentProgress())
+            split: score_split(run.model, log.dataset, split, precision="float32", progress=SilentProgress())
             for split in ("valid", "test")
         }
     finally:
-        trainer.model.embeddings.close()
+        run.close()
     return all_metrics(scored, seconds)
 
 
@@ -137,21 +138,22 @@ def torchrec(log: Log, seed: int) -> Row:
 
 def _torchrec(log: Log, seed: int, rate: float) -> Row:
     changes = ("train.deduplicate=false", f"train.dense.learning_rate={rate}")
-    trainer = Trainer(log.recipe(seed, *changes), log.dataset)
-    side = TorchRecSide(trainer)
-    gate(trainer, side)
-    return _trained(log, trainer, side)
+    recipe = log.recipe(seed, *changes)
+    run = Trainer(recipe, log.dataset).build()
+    side = TorchRecSide(recipe, run)
+    gate(run, side)
+    return _trained(log, run, side)
 
 
 def logistic(log: Log, seed: int) -> Row:
     """Train a logistic regression on the same batches."""
-    trainer = Trainer(log.recipe(seed, "train.deduplicate=false"), log.dataset)
-    return _trained(log, trainer, Logistic(log.dataset, trainer.config.dense.schedule, *LOGISTIC))
+    run = Trainer(log.recipe(seed, "train.deduplicate=false"), log.dataset).build()
+    return _trained(log, run, Logistic(log.dataset, run.config.dense.schedule, *LOGISTIC))
 
 
-def _trained(log: Log, trainer: Trainer, side: TorchRecSide | Logistic) -> Row:
+def _trained(log: Log, run: Run, side: TorchRecSide | Logistic) -> Row:
     began = time.perf_counter()
-    for batch in islice(trainer.loader.epoch(0), log.steps):
+    for batch in islice(run.loader.epoch(0), log.steps):
         side.step(batch)
     seconds = time.perf_counter() - began
     return all_metrics({split: log.scored(side, split) for split in ("valid", "test")}, seconds)

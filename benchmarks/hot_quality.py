@@ -12,13 +12,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from typing import Any
+from unittest import mock
 
 import polars as pl
 
@@ -37,8 +38,9 @@ from stratarec.hot.calibrator import calibrate
 from stratarec.hot.hot_loader import HotLoader, classify
 from stratarec.hot.selection import parts_of
 from stratarec.recipe import Recipe, with_values
-from stratarec.training.steps.graph_step import build_stages
-from stratarec.training.steps.step import Stages
+from stratarec.training.run import build_run
+from stratarec.training.run.build_run import Run
+from stratarec.training.steps.step import loader_config
 from stratarec.training.trainer import Trainer
 
 DAY_MS = 86_400_000
@@ -57,25 +59,20 @@ Line = Callable[[], dict[str, Any]]
 INT8 = {"precision": "int8", "state": "bf16", "lookahead": 0, "cache": {"fraction": 0.05}}
 
 
-@dataclass(frozen=True)
-class OneKindFirst:
-    """A schedule with all hot batches of an epoch first, or last; it reads the data of an epoch twice."""
+class OneKindFirst(HotLoader):
+    """A loader with all hot batches of an epoch first, or last; it reads the data of an epoch twice."""
 
-    loader: HotLoader
-    hot_first: bool
+    hot_first = True
 
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        kinds = self.loader.kinds(epoch)
+    def batches(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+        kinds = self.kinds(epoch)
         each = (
             batch
             for wanted in (self.hot_first, not self.hot_first)
-            for batch, hot in zip(self.loader.batches(epoch), kinds, strict=True)
+            for batch, hot in zip(super(OneKindFirst, self).batches(epoch), kinds, strict=True)
             if hot == wanted
         )
-        return islice(each, first, None)
+        return islice(each, start_batch, None)
 
 
 def bytes_of_rows(recipe: Recipe, dataset: Dataset) -> dict[str, int]:
@@ -96,26 +93,22 @@ class OrderedTrainer(Trainer):
         self._order, self._bytes_share = order, share
         super().__init__(recipe, dataset)
 
-    @cached_property
-    def loader(self) -> Loader:
-        plain = super().loader
+    def build(self) -> Run:
         if self._order == "without":
-            return plain
-        row_bytes = bytes_of_rows(self.recipe, self.dataset)
-        parts = parts_of(self.dataset, row_bytes)
-        budget = budget_of(self.recipe, self.dataset, self._bytes_share)
-        hot = calibrate(self.dataset, row_bytes, budget).hot(parts)
-        counts = classify(self.dataset, parts, hot, "train")
-        return HotLoader(self.dataset, "train", plain.config, parts, hot, counts)
+            return super().build()
+        with mock.patch.object(build_run, "build_loader", self._ordered):
+            return super().build()
 
-    @cached_property
-    def stages(self) -> Stages:
-        plain = super().stages
-        if not self._order.endswith("_first"):
-            return plain
-        assert isinstance(self.loader, HotLoader)
-        schedule: Any = OneKindFirst(self.loader, self._order == "hot_first")
-        return build_stages(self.model, self.optimizer, self.config, schedule)
+    def _ordered(self, recipe: Recipe, dataset: Dataset, *_: Any) -> Loader:
+        row_bytes = bytes_of_rows(recipe, dataset)
+        parts = parts_of(dataset, row_bytes)
+        hot = calibrate(dataset, row_bytes, budget_of(recipe, dataset, self._bytes_share)).hot(parts)
+        kind = OneKindFirst if self._order.endswith("_first") else HotLoader
+        counts = classify(dataset, parts, hot, "train")
+        loader = kind(dataset, "train", loader_config(recipe.train), parts, hot, counts)
+        if isinstance(loader, OneKindFirst):
+            loader.hot_first = self._order == "hot_first"
+        return loader
 
 
 def globo(folder: Path, quick: bool) -> Recipe:
@@ -152,7 +145,7 @@ def measure(name: str, recipe: Recipe, kind: str, seed: int) -> dict[str, Any]:
         values = {"train.seed": seed, "train.run": f"{run}/run", "train.threads": 1}
         seeded = Recipe.from_dict(with_values(recipe.to_dict(), values))
         trainer = _trainer(seeded, Dataset.open(recipe.data.path), kind, BYTES_SHARE[name])
-        test, loader = trainer.train()["test"], trainer.loader
+        test, loader = trainer.train()["test"], trainer.parts.loader
     hot = loader.hot_samples / loader.samples if isinstance(loader, HotLoader) else 0.0
     print(f"{name} {kind} {seed}: AUC {test['auc']:.5f}", file=sys.stderr, flush=True)
     return {"auc": test["auc"], "log_loss": test["log_loss"], "hot_inputs": hot}

@@ -271,9 +271,9 @@ def gate(folder: Path, samples: int) -> None:
     for number, sleep in enumerate((False, True)):
         recipe_of_run = recipe(folder, f"gate-{number}", samples, max_steps=30, threads=PROCESSORS)
         trainer = Trainer(recipe_of_run, dataset)
-        trainer.threads._is_asleep = sleep
+        trainer._session.threads._is_asleep = sleep
         trainer.train(overwrite=True)
-        outcomes.append([weight.clone() for weight in trainer.model.network.parameters()])
+        outcomes.append([weight.clone() for weight in trainer.parts.model.network.parameters()])
     if not all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True)):
         raise AssertionError("the result of a run depends on whether waiting threads sleep")
 

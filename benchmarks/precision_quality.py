@@ -21,6 +21,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
@@ -51,7 +52,7 @@ def quality(
                 result = trainer.train()
             aucs.append(result["test"]["auc"])
             losses.append(result["test"]["log_loss"])
-            cached = _cached_share(trainer)
+            cached = _cached_share(trainer.parts.plan)
         rows.append({
             "data": name, "kind": kind, "rounding": rounding, "auc": mean(aucs), "log_loss": mean(losses),
             "auc_by_seed": aucs, "cache_share": cached,
@@ -62,11 +63,11 @@ def quality(
     return rows
 
 
-def _cached_share(trainer: Trainer) -> float:
+def _cached_share(plan: Plan | None) -> float:
     """Return the number of slots over the number of rows, for tables that are not stored whole in level 0."""
-    if trainer.plan is None:
+    if plan is None:
         return 1.0
-    tiered = [placed for placed in trainer.plan.tables if placed.tier != "level0"]
+    tiered = [placed for placed in plan.tables if placed.tier != "level0"]
     return sum(placed.cache_rows for placed in tiered) / max(sum(placed.rows for placed in tiered), 1)
 
 

@@ -173,7 +173,7 @@ def trained(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     return {
         "auc": result["test"]["auc"], "log_loss": result["test"]["log_loss"], "steps": result["steps"],
         "best_step": best, "seconds_to_best": at_best["seconds"], "seconds": watch.now[0], "evaluations": evaluations,
-        "rows_behind_caches": cached_share(trainer.plan),
+        "rows_behind_caches": cached_share(trainer.parts.plan),
     }  # fmt: skip
 
 

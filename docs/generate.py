@@ -416,9 +416,10 @@ INTERNAL = {
     "Recipe": ("modules", "place", "scratch_prefix", "towers"),
     "RowOptimizerConfig": ("clocked", "rule", "state_shape"),
     "TieredEmbeddingBagCollection": ("extra_repr", "named"),
+    "Trainer": ("build",),
 }  # fmt: skip
 """Members of public classes that only other packages of StrataRec use. The reference leaves them out."""
-OTHER_BASES = ("Exception", "Module", "Phase")
+OTHER_BASES = ("Exception", "Module")
 """Base classes whose members the reference leaves out."""
 
 

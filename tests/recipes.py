@@ -216,7 +216,7 @@ def interrupt(trainer: Trainer, at: int, times: int = 1) -> None:
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGINT)
 
-    trainer.loop.hooks.append(stepped)
+    trainer.hooks.append(stepped)
 
 
 def sized(content: dict[str, Any], dataset: Dataset, earlier: Recipe | None = None) -> tuple[dict[str, Any], str]:

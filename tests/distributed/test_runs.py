@@ -64,7 +64,7 @@ def train(mesh: Mesh, recipe: Recipe, resume: bool = False, earlier: Path | None
         "evaluations": [rounded(point) for point in trainer.state.evaluations],
         "test": rounded(result["test"]),
         # A refit has released the parts of the first phase.
-        "cached": 0 if recipe.train.refit else len(trainer.model.embeddings.engine.tiers.tables),
+        "cached": 0 if recipe.train.refit else len(trainer.parts.model.embeddings.engine.tiers.tables),
     }
 
 
@@ -141,7 +141,7 @@ def network_of(mesh: Mesh, recipe: Recipe, resume: bool = False) -> dict[str, np
     """Return the network of each rank after training."""
     trainer = Trainer(recipe, Dataset.open(recipe.data.path), mesh=mesh)
     trainer.train(resume=resume)
-    return {name: value.numpy().copy() for name, value in trainer.model.network.state_dict().items()}
+    return {name: value.numpy().copy() for name, value in trainer.parts.model.network.state_dict().items()}
 
 
 @pytest.mark.slow

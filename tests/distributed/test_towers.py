@@ -37,9 +37,8 @@ from stratarec.recipe import Recipe
 from stratarec.training import forecast
 from stratarec.training.build import sharding_plan
 from stratarec.training.distributed import GradientReducer
-from stratarec.training.resolve import with_exchange
+from stratarec.training.resolve import resolve, with_exchange
 from stratarec.training.run.run_directory import write_recipe
-from stratarec.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +131,7 @@ def test_a_run_by_towers_resumes_bit_for_bit(ranks: Ranks, home: Path, tmp_path:
 
 
 def is_by_towers(mesh: Mesh, recipe: Recipe) -> bool:
-    return Trainer(recipe, Dataset.open(recipe.data.path), mesh=mesh).mesh.between is not None
+    return resolve(recipe, Dataset.open(recipe.data.path), mesh).mesh.between is not None
 
 
 def test_auto_chooses_the_exchange_with_the_shorter_predicted_step(ranks: Ranks, home: Path, tmp_path: Path) -> None:

@@ -397,7 +397,7 @@ def test_encoded_rows_under_caches_continue_deterministically(home: Path, tmp_pa
     recipe = Recipe.from_dict(raw)
     trainer = Trainer(recipe, prepare(recipe.data))
     trainer.train()
-    assert any(not tables.resident for tables in trainer.model.embeddings.engine.tables)
+    assert any(not tables.resident for tables in trainer.parts.model.embeddings.engine.tables)
     run = Path(recipe.run)
     shutil.copytree(run, tmp_path / "again")
     continue_run(run, tmp_path / "day-1.parquet", tmp_path / "day-2.parquet")

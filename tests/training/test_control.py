@@ -23,6 +23,7 @@ from stratarec.models import CTRModel
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint, evaluate
+from stratarec.training.run.build_run import Run
 from stratarec.training.trainer import Trainer
 
 
@@ -125,7 +126,7 @@ def test_a_run_directory_is_claimed_before_the_model_is_built(
     def fail(*_: object) -> None:
         raise ConfigError("built")
 
-    monkeypatch.setattr("stratarec.training.run.phase.new_model", fail)
+    monkeypatch.setattr("stratarec.training.run.build_run.new_model", fail)
     with refuses(CheckpointError, "step-00000003 --resume --overwrite"):
         train(recipe)
     before = contents(tmp_path / "a")
@@ -153,7 +154,7 @@ def test_more_patience_resumes_a_run_that_was_stopped_early(home: Path, tmp_path
     options = {"epochs": 4, "eval_every": 10, "embedding": {"learning_rate": 3.0}}
     train(make_recipe(home, tmp_path / "whole", early_stopping={"patience": 4}, **options))
     stopped = train(make_recipe(home, tmp_path / "parts", early_stopping={"patience": 1}, **options))
-    assert stopped.state.step < stopped.total_steps
+    assert stopped.state.step < stopped.parts.cadence.total_steps
     train(make_recipe(home, tmp_path / "parts", early_stopping={"patience": 4}, **options), resume=True)
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
     assert position(tmp_path / "whole") == position(tmp_path / "parts")
@@ -173,13 +174,21 @@ def test_another_metric_cannot_resume_if_its_best_checkpoint_is_deleted(home: Pa
 
 def interrupt_evaluation(trainer: Trainer, number: int) -> None:
     """Raise KeyboardInterrupt in the middle of an evaluation. Evaluations count from 1 and include the test."""
-    model, begin, begun = trainer.model, trainer.model.eval, 0
+    build, begun = trainer.build, 0
 
-    def evaluated() -> CTRModel:
-        nonlocal begun
-        begun += 1
-        begin()
-        return model
+    def built() -> Run:
+        parts = build()
+        model, begin = parts.model, parts.model.eval
+
+        def evaluated() -> CTRModel:
+            nonlocal begun
+            begun += 1
+            begin()
+            return model
+
+        model.eval = evaluated  # type: ignore[method-assign, assignment]
+        model.register_forward_pre_hook(forward)
+        return parts
 
     def forward(module: CTRModel, inputs: Any) -> None:
         nonlocal begun
@@ -187,8 +196,7 @@ def interrupt_evaluation(trainer: Trainer, number: int) -> None:
             begun = -10
             os.kill(os.getpid(), signal.SIGINT)
 
-    model.eval = evaluated  # type: ignore[method-assign, assignment]
-    model.register_forward_pre_hook(forward)
+    trainer.build = built  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +249,6 @@ def test_ctrl_c_in_the_final_test_stops_and_the_next_start_only_tests(home: Path
     before = contents(tmp_path / "a")
     assert "result.json" not in before
     resumed = Trainer(recipe, Dataset.open(recipe.data.path))
-    resumed.step = None  # type: ignore[method-assign, assignment]
     resumed.train(resume=True)
     after = contents(tmp_path / "a")
     assert {name: content for name, content in after.items() if name in before} == before

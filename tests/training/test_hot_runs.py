@@ -49,14 +49,17 @@ def exact(plan: Plan | None) -> Plan:
 def test_float32_homes_match_tables_in_memory_bit_for_bit(home: Path, tmp_path: Path) -> None:
     # One evaluation only, so that the best checkpoint is the last.
     recipe = make_recipe(home, tmp_path / "hot", {"budget": "256KiB", "batches": "proportional"}, eval_every=1_000_000)
-    plan = exact(new_plan(recipe, Dataset.open(recipe.data.path)))
+    dataset = Dataset.open(recipe.data.path)
+    plan = exact(new_plan(recipe, dataset))
     assert any(placed.hot_rows for placed in plan.tables)
-    trainer = Trainer(recipe, Dataset.open(recipe.data.path), plan=plan)
-    loader = trainer.loader
+    trainer = Trainer(recipe, dataset, plan=plan)
+    parts = trainer.build()
+    parts.close()
+    loader = parts.loader
     assert isinstance(loader, HotLoader)
     assert 0 < loader.hot_samples < loader.samples
     assert 0 < loader.kinds(0).sum() < len(loader)
-    plain = new_model(replace(recipe, memory=type(recipe.memory)()), trainer.dataset, None, "")
+    plain = new_model(replace(recipe, memory=type(recipe.memory)()), dataset, None, "")
     optimizer = build_optimizer(recipe.train.dense, plain.network)
     stages = Stages(plain, optimizer, recipe.train, loader)
     with torch_settings(threads=recipe.train.threads, seed=recipe.train.seed):
@@ -66,7 +69,7 @@ def test_float32_homes_match_tables_in_memory_bit_for_bit(home: Path, tmp_path: 
     trainer.train()
     trained = open_run(tmp_path / "hot")
     with trained:
-        for name in trainer.dataset.vocabularies:
+        for name in dataset.vocabularies:
             for part, values in plain.embeddings.table(name).items():
                 assert torch.equal(values, trained.model.embeddings.table(name)[part]), (name, part)
         for name, values in plain.network.state_dict().items():
@@ -84,6 +87,6 @@ def test_a_plan_keeps_the_budget_and_predicts_the_used_memory(home: Path, tmp_pa
     assert plan.budgets["dram"] == 8 << 20
     assert "inputs need only hot rows" in plan.notes[-1]
     assert Plan.from_dict(plan.to_dict()) == plan
-    parts = Trainer(recipe, dataset).model.embeddings.engine.bytes_by_part()
+    parts = Trainer(recipe, dataset).build().model.embeddings.engine.bytes_by_part()
     predicted = plan.bytes["dram"]
     assert parts["level0"] == predicted["slot weights"] + predicted["slot state"]

@@ -183,13 +183,13 @@ def test_every_member_has_the_weights_of_its_best_step(
     seen = record_weights(monkeypatch)
     trainer = train(make_recipe(home, run=str(tmp_path / "run")))
     by_step = {step: weights for step, weights, _ in seen}
-    chosen = best(trainer.state.evaluations, trainer.config.early_stopping)
+    chosen = best(trainer.state.evaluations, trainer.parts.config.early_stopping)
     assert chosen is not None
     table = chosen["members"]
     assert len({row["step"] for row in table}) > 1
     assert sum(row["weight"] for row in table) == pytest.approx(1, abs=1e-6)
     stored = checkpoint.load(checkpoint.step_path(tmp_path / "run" / "checkpoints", chosen["step"]))
-    score = trainer.model.network.score
+    score = trainer.parts.model.network.score
     assert isinstance(score, EnsembleScore)
     for name, tensor in stored.network.items():
         view = score.by_member(name.removeprefix("score."), tensor)
@@ -208,7 +208,7 @@ def test_every_member_has_the_weights_of_its_best_step(
 
 def test_the_mean_is_better_than_its_members_which_only_some_evaluations_list(home: Path, tmp_path: Path) -> None:
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), checkpoint={"keep": 99}))
-    entry = best(trainer.state.evaluations, trainer.config.early_stopping)
+    entry = best(trainer.state.evaluations, trainer.parts.config.early_stopping)
     assert entry is not None
     # The log loss is convex in the logit.
     assert entry["log_loss"] < sum(row["weight"] * row["log_loss"] for row in entry["members"])
@@ -243,7 +243,7 @@ def test_members_share_a_step_if_they_cannot_be_separated(home: Path, tmp_path: 
     recipe = make_recipe(home, run=str(tmp_path / "run"), max_steps=20)
     name = next(iter(Dataset.open(recipe.data.path).vocabularies))
     trainer = train(replace(recipe, model=replace(recipe.model, embedding_dims={name: 4})))
-    assert trainer.members is None
+    assert trainer.parts.members is None
     assert all("members" not in entry for entry in trainer.state.evaluations)
     assert not any(name.startswith(MEMBERS) for name in read_tensors(last(tmp_path / "run") / "optimizer.safetensors"))
 
@@ -277,7 +277,7 @@ def test_a_run_an_export_and_an_estimator_have_the_same_scores(tmp_path: Path) -
     prepare(recipe.data)
     trainer = train(recipe)
     assert "Members of the ensemble" in (trainer.run / "report.html").read_text()
-    entry = best(trainer.state.evaluations, trainer.config.early_stopping)
+    entry = best(trainer.state.evaluations, trainer.parts.config.early_stopping)
     assert entry is not None
     assert len({row["weight"] for row in entry["members"]}) > 1
     agreeing_scores(trainer.run, tmp_path / "log.parquet", tmp_path, rtol=1e-6)

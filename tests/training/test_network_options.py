@@ -51,14 +51,14 @@ def test_a_plateau_reduces_all_rates_and_resumes_bitwise(home: Path, tmp_path: P
     )  # fmt: skip
     for entry in uninterrupted.state.regular:
         rule.step(entry["log_loss"])
-    assert uninterrupted.stages.rate_factor == rule.get_last_lr()[0] < 1
-    rate = uninterrupted.optimizer.param_groups[0]["lr"]  # a float32 number
+    assert uninterrupted.parts.stages.rate_factor == rule.get_last_lr()[0] < 1
+    rate = uninterrupted.parts.optimizer.param_groups[0]["lr"]  # a float32 number
     assert any(abs(rate - 1e-3 * factor) < 1e-9 for factor in (1, 0.5, 0.25, 0.2))
     # The rate of the best checkpoint, which is tested last and may be an earlier one.
-    assert uninterrupted.model.embeddings.learning_rate in (0.5, 0.5 * 0.5, 0.5 * 0.25, 0.5 * 0.2)
+    assert uninterrupted.parts.model.embeddings.learning_rate in (0.5, 0.5 * 0.5, 0.5 * 0.25, 0.5 * 0.2)
     run(home, tmp_path / "parts", {}, max_steps=43, **options)
     parts = run(home, tmp_path / "parts", {}, resume=True, **options)
-    assert parts.stages.rate_factor == uninterrupted.stages.rate_factor
+    assert parts.parts.stages.rate_factor == uninterrupted.parts.stages.rate_factor
     one, other = (rows(tmp_path / name) for name in ("whole", "parts"))
     for name, values in one.items():
         assert torch.equal(values, other[name]), name
@@ -69,16 +69,16 @@ def test_a_schedule_relative_to_the_run_is_saved_in_steps(home: Path, tmp_path: 
     schedule = {"kind": "cosine", "warmup_steps": 3}
     options: dict[str, Any] = {"epochs": 1, "dense": {"schedule": schedule}, "embedding": {"schedule": schedule}}
     uninterrupted = run(home, tmp_path / "whole", {}, **options)
-    steps = uninterrupted.total_steps
-    assert uninterrupted.config.dense.schedule.total_steps == steps
-    assert read_recipe(tmp_path / "whole").train == uninterrupted.config
+    steps = uninterrupted.parts.cadence.total_steps
+    assert uninterrupted.parts.config.dense.schedule.total_steps == steps
+    assert read_recipe(tmp_path / "whole").train == uninterrupted.parts.config
     fixed = {"kind": "cosine", "warmup_steps": 3, "total_steps": steps}
     run(home, tmp_path / "fixed", {}, epochs=1, dense={"schedule": fixed}, embedding={"schedule": fixed})
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "fixed"))
     with refuses(CheckpointError, f"schedule.total_steps {steps} {2 * steps}"):
         run(home, tmp_path / "whole", {}, resume=True, **{**options, "epochs": 2})
     with open_run(tmp_path / "whole") as trained:
-        assert trained.recipe.train == uninterrupted.config
+        assert trained.recipe.train == uninterrupted.parts.config
 
 
 def test_the_average_is_evaluated_and_saved(home: Path, tmp_path: Path) -> None:
@@ -92,12 +92,12 @@ def test_the_average_is_evaluated_and_saved(home: Path, tmp_path: Path) -> None:
     @contextmanager
     def stepped(step: int) -> Iterator[None]:
         yield
-        weights.update({name: each.double() for name, each in trainer.model.network.state_dict().items()})
+        weights.update({name: each.double() for name, each in trainer.parts.model.network.state_dict().items()})
         kept = min(0.9, step / (step + 10))
         for name, weight in weights.items():
             expected[name] = kept * expected.get(name, weight) + (1 - kept) * weight
 
-    trainer.loop.hooks.append(stepped)
+    trainer.hooks.append(stepped)
     result = trainer.train()
     saved = read_tensors(last(tmp_path / "run") / "network.safetensors")
     beside = read_tensors(last(tmp_path / "run") / "optimizer.safetensors")

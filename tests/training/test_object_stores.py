@@ -90,7 +90,7 @@ def after_step(trainer: Trainer, act: Callable[[int], object]) -> None:
         yield
         act(trainer.state.step)
 
-    trainer.loop.hooks.append(stepped)
+    trainer.hooks.append(stepped)
 
 
 def wait_for(condition: Callable[[], object]) -> None:

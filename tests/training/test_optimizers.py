@@ -72,7 +72,7 @@ def test_a_step_is_clipped_exactly_to_the_norm(tmp_path: Path) -> None:
         trainer.train()
         with open_run(recipe.train.run) as trained:
             moved.append({name: value - before[name] for name, value in values(trained.model).items()})
-    tables = set(moved[0]) - {name for name, _ in trainer.model.network.named_parameters()}
+    tables = set(moved[0]) - {name for name, _ in trainer.parts.model.network.named_parameters()}
 
     def norm(moves: dict[str, torch.Tensor], names: Any = None) -> float:
         return float(torch.stack([moves[name].double().norm() for name in names or moves]).norm())

@@ -17,7 +17,7 @@ from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.request import Request
 from stratarec.recipe.train_section import CheckpointConfig, TrainConfig
-from stratarec.training.loop import Agree, Cadence, Decision, Observation, Stopped
+from stratarec.training.steps.cadence import Agree, Cadence, Decision, Observation, Stopped
 from stratarec.training.steps.step import Pipeline, Stages
 from stratarec.training.torch_setup import build_optimizer
 

@@ -36,7 +36,7 @@ def has_statistics(trainer: Trainer) -> None:
 
 def has_hot_batches(trainer: Trainer) -> None:
     apart = trainer.recipe.hot.batches != "none"
-    assert isinstance(trainer.loader, HotLoader) == apart
+    assert isinstance(trainer.parts.loader, HotLoader) == apart
 
 
 @dataclass(frozen=True)

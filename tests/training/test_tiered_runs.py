@@ -64,7 +64,7 @@ def in_log(recipe: Recipe, kind: Literal["fp32", "int8"]) -> Plan:
 
 
 def cached(trainer: Trainer) -> int:
-    return sum(len(tables.configs) for tables in trainer.model.embeddings.engine.tables if not tables.resident)
+    return sum(len(tables.configs) for tables in trainer.parts.model.embeddings.engine.tables if not tables.resident)
 
 
 def test_float32_homes_give_the_model_of_tables_in_memory(home: Path, tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_other_tiers_load_a_checkpoint_before_and_after_they_train(home: Path, t
     results = []
     for name, steps in (("new", 0), ("trained", 5)):
         recipe = make_recipe(home, tmp_path / name, {}, max_steps=5)
-        trained = Trainer(recipe, Dataset.open(recipe.data.path))
-        for item in itertools.islice(trained.pipeline.items(0), steps):
-            trained.loop.step(*item)
+        trained = Trainer(recipe, Dataset.open(recipe.data.path)).build()
+        for step, item in enumerate(itertools.islice(trained.pipeline.items(0), steps)):
+            trained.stages.train(step, *item)
         trained.restore(last(tmp_path / "a"))
         tables = trained.model.embeddings
         results.append([part.numpy().copy() for table in tables.tables for part in tables.table(table.name).values()])
@@ -143,12 +143,12 @@ def test_a_checkpoint_resumes_under_other_tiers(home: Path, tmp_path: Path) -> N
     train(make_recipe(home, tmp_path / "a", INT8, max_steps=30, embedding=EVERY_ROW))
     before = all_rows(tmp_path / "a")
     recipe = make_recipe(home, tmp_path / "a", {}, max_steps=30, embedding=EVERY_ROW)
-    trainer = Trainer(recipe, Dataset.open(recipe.data.path))
-    trainer.restore(last(tmp_path / "a"))
+    run = Trainer(recipe, Dataset.open(recipe.data.path)).build()
+    run.restore(last(tmp_path / "a"))
     after = {
         f"{table.name}.{part}": value.numpy()
-        for table in trainer.model.embeddings.tables
-        for part, value in trainer.model.embeddings.table(table.name).items()
+        for table in run.model.embeddings.tables
+        for part, value in run.model.embeddings.table(table.name).items()
     }
     assert before.keys() == after.keys()
     for name, values in before.items():

@@ -100,7 +100,7 @@ def test_logits_match_lightgbm_and_trees_have_weight(
     real_savez = np.savez
     monkeypatch.setattr(np, "savez", lambda file, **arrays: (requests.append(arrays), real_savez(file, **arrays)))
     trainer = train(make_recipe(home, run=str(tmp_path / "run")))
-    trees = trainer.model.network.trees
+    trees = trainer.parts.model.network.trees
     assert trees is not None
     again, names = fit(requests[0]), len(trees.features)
     # Columns of new samples, because those of training samples have click rates without their own labels.
@@ -216,12 +216,12 @@ def test_the_click_rate_of_a_forgotten_value_is_removed_for_good(home: Path, tmp
     stored = checkpoint.load(periods.only_checkpoint(periods.of_number(trainer.run, 1)))
     rates = stored.network["score.trees.rates"]
     assert torch.equal(stored.optimizer["weights/score.trees.rates"], rates)
-    assert trainer.model.network.trees is not None
-    before = trainer.model.network.trees.rates
+    assert trainer.parts.model.network.trees is not None
+    before = trainer.parts.model.network.trees.rates
     ((place, code),) = (rates != before).nonzero().tolist()
     assert (place, rates[place, code]) == (0, 0)
-    pairs = trainer.model.network.trees.pair_rates
-    of_item = trainer.model.network.trees.pairs[pairs[:, 0].long(), 0] == place
+    pairs = trainer.parts.model.network.trees.pair_rates
+    of_item = trainer.parts.model.network.trees.pairs[pairs[:, 0].long(), 0] == place
     has_code = of_item & (pairs[:, 1] == code)
     assert has_code.any()
     assert torch.equal(stored.network["score.trees.pair_rates"], pairs[~has_code])
@@ -269,8 +269,8 @@ def test_damaged_trees_are_refused_by_every_reader(home: Path, tmp_path: Path, m
     """The files have the right hashes, and their numbers are finite."""
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # imports ignore an entry that is no text
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=3))
-    assert trainer.model.network.trees is not None
-    assert trainer.model.network.trees.counts.all()
+    assert trainer.parts.model.network.trees is not None
+    assert trainer.parts.model.network.trees.counts.all()
     with open_run(trainer.run) as trained:
         export(trained, tmp_path / "export")
     scorer = Scorer.open(tmp_path / "export")
@@ -313,7 +313,7 @@ def test_one_class_in_validation_gives_an_ensemble_without_trees(tmp_path: Path)
     trainer = train(recipe)
     weights = [row["weight"] for row in trainer.state.evaluations[-1]["members"]]
     assert weights == pytest.approx([0.25] * 4 + [0] * 6)
-    trees = trainer.model.network.trees
+    trees = trainer.parts.model.network.trees
     assert trees is not None
     assert not len(trees.leaves)
 

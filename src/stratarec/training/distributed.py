@@ -28,7 +28,7 @@ from stratarec.models.layers import statistics
 from stratarec.models.request import Request
 from stratarec.models.towers import TowerNetwork
 from stratarec.progress import timed
-from stratarec.training.loop import Observation
+from stratarec.training.steps.cadence import Observation
 from stratarec.training.steps.step import Stages, StepResult, gradient_norm, refuse_loss
 from stratarec.training.torch_setup import peak_rss_bytes
 

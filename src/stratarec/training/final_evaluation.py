@@ -34,9 +34,9 @@ from stratarec.reporting.metric_texts import show, speed_text
 from stratarec.training.baseline.baselines import compare_with_baselines
 from stratarec.training.evaluate import ScoredSamples, corrected_by, fit, fit_again, measured, score_split
 from stratarec.training.explain.explain import for_report
-from stratarec.training.loop import Stopped
 from stratarec.training.resolve import exchange_remark
 from stratarec.training.run.run_directory import REPORT, write_result
+from stratarec.training.steps.cadence import Stopped
 from stratarec.training.steps.state import TrainingState
 from stratarec.training.torch_setup import peak_rss_bytes
 

@@ -29,6 +29,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import batches
@@ -47,7 +49,7 @@ from stratarec.training.evaluate import LEAST_OF_CLASS
 from stratarec.training.forecast import resolve_exchange
 from stratarec.training.run.run_directory import read_recipe
 from stratarec.training.steps.state import TrainingState
-from stratarec.training.torch_setup import bf16_slowness
+from stratarec.training.torch_setup import bf16_slowness, device_of
 
 # bf16 is reported as slow if it takes more than this many times as long as float32. Noise alone does not double a time.
 _SLOW_BF16 = 2.0
@@ -167,8 +169,8 @@ def exchange_remark(recipe: Recipe, mesh: Mesh) -> str:
     return "the exchange is flat: distributed.exchange is flat, or auto predicted longer steps with SPTT"
 
 
-def load_training_state(run: Path, path: Path, recipe: Recipe, total_steps: int) -> TrainingState:
-    """Load the training state of the checkpoint `path`, from which a run of `recipe` resumes.
+def resume_state(run: Path, path: Path, recipe: Recipe, state: TrainingState, total_steps: int) -> None:
+    """Prepare `state`, the training state of the checkpoint `path`, for a run of `recipe` that resumes from it.
 
     Raises
     ------
@@ -177,7 +179,6 @@ def load_training_state(run: Path, path: Path, recipe: Recipe, total_steps: int)
         or if the checkpoint that is best on the validation split is missing.
     """
     stopping = recipe.train.early_stopping
-    state = TrainingState(**checkpoint.read_state(path)["training"])
     state.resume(total_steps, stopping)
     if state.step > total_steps:
         raise CheckpointError(
@@ -192,7 +193,6 @@ def load_training_state(run: Path, path: Path, recipe: Recipe, total_steps: int)
                 f"{run} no longer has the checkpoint of step {step:,}, its best by {stopping.metric}: resume with the "
                 "train.early_stopping.metric that it was started with"
             )
-    return state
 
 
 def _check_asks_for_no_more(run: Path, recipe: Recipe, state: TrainingState, total_steps: int) -> None:
@@ -346,8 +346,11 @@ class ResolvedRun:
 
     recipe: Recipe
     """The recipe that is trained and written into the run."""
+    dataset: Dataset
     mesh: Mesh
     """The mesh of the run. It has parts for towers if rows are exchanged by towers."""
+    device: torch.device
+    """Device of the network."""
     remarks: tuple[str, ...]
     """Lines that are shown to the user when training begins."""
 
@@ -393,7 +396,10 @@ def resolve(
     if mesh.ranks > 1 and isinstance(recipe.model, EnsembleConfig) and recipe.model.trees:
         raise ConfigError(f"model.trees is {recipe.model.trees:,}, and {mesh.ranks} ranks train the model: set it to 0")
     lines = (*describe_defaults(values, dataset), not_compared, exchange_remark(recipe, mesh))
-    return ResolvedRun(recipe=recipe, mesh=mesh, remarks=tuple(filter(None, lines)))
+    return ResolvedRun(
+        recipe=recipe, dataset=dataset, mesh=mesh, device=device_of(recipe.train.device, mesh.ranks),
+        remarks=tuple(filter(None, lines)),
+    )  # fmt: skip
 
 
 def with_exchange(recipe: Recipe, dataset: Dataset, mesh: Mesh) -> Recipe:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,44 +27,44 @@ from stratarec.embedding.compilation import compile_update
 from stratarec.errors import TrainingError
 from stratarec.io.owned_directory import named_directory
 from stratarec.models.base import build_tables
-from stratarec.planning.bytes import Memory
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.reporting.curve_writers import CurvesOf, curve_writers
 from stratarec.reporting.progress import progress_of_notebook
 from stratarec.training import checkpoint
-from stratarec.training.build import identity, new_plan, set_quantiles
+from stratarec.training.build import identity, set_quantiles
 from stratarec.training.final_evaluation import FinalEvaluation, TrainResult
-from stratarec.training.gpu_memory import check_rows_device, on_gpu
-from stratarec.training.loop import Curves, EvaluationCallback, StopSignal
-from stratarec.training.resolve import load_training_state, remarks, resolve
+from stratarec.training.gpu_memory import check_rows_device
+from stratarec.training.loop import EvaluationCallback, Loop
+from stratarec.training.resolve import remarks, resolve, resume_state
+from stratarec.training.run.build_run import Run, Session, build_run, find_plan
 from stratarec.training.run.mirror import RunMirror
-from stratarec.training.run.open_run import check_identity, open_warm_start
-from stratarec.training.run.phase import Phase
-from stratarec.training.run.refit import Refit
+from stratarec.training.run.open_run import WarmStart, check_identity, open_warm_start
+from stratarec.training.run.refit import refit
 from stratarec.training.run.run_directory import (
     FILES,
-    REFIT,
     RunDirectory,
     opened,
-    read_plan,
     read_result,
     write_hashes,
     write_plan,
     write_recipe,
     write_result,
 )
+from stratarec.training.steps.cadence import StopSignal
 from stratarec.training.steps.members import describe
 from stratarec.training.steps.state import TrainingState, best
 from stratarec.training.steps.thread_tuner import ThreadTuner
-from stratarec.training.steps.trace import tracing
-from stratarec.training.torch_setup import device_of, torch_settings
+from stratarec.training.steps.trace import Hook, tracing
+from stratarec.training.steps.trees import TreeFit
+from stratarec.training.steps.validation import Curves
+from stratarec.training.torch_setup import torch_settings
 
 T = TypeVar("T")
 
 
-class Trainer(Phase):
+class Trainer:
     """One run of a recipe on its data set. A trainer can train only once.
 
     Parameters
@@ -112,36 +113,31 @@ class Trainer(Phase):
     ) -> None:
         mesh = mesh or Mesh.alone()
         self._resolved = resolve(recipe, dataset, mesh, named=named, earlier=earlier)
-        recipe, ranks, hosts = self._resolved.recipe, self._resolved.mesh.ranks, self._resolved.mesh.hosts
-        device = device_of(recipe.train.device, ranks)
-        check_rows_device(recipe, device, plan)
-        self.run = named_directory(recipe.run)
+        self.recipe = self._resolved.recipe
+        check_rows_device(self.recipe, self._resolved.device, plan)
+        self.run = named_directory(self.recipe.run)
         self._given_plan = plan
         self._used = False
         self._directory = RunDirectory(self.run)
         self._copy_to_mirror: Callable[[], None] = lambda: None
-        super().__init__(
-            recipe=recipe, dataset=dataset, mesh=self._resolved.mesh, device=device, folder=self._directory.checkpoints,
-            identity=identity(recipe, dataset), saved=self._after_checkpoint, find_plan=self._find_plan,
-            threads=ThreadTuner(recipe.train.threads, ranks // hosts),
+        self._session = Session(
+            threads=ThreadTuner(self.recipe.train.threads, self._resolved.mesh.ranks // self._resolved.mesh.hosts),
             stop=StopSignal(f"stopped at once; {self.run} is at its last checkpoint; resume with --resume"),
             progress=(progress or progress_of_notebook()) if mesh.is_first else SilentProgress(),
-            state=TrainingState(),
+            saved=self._after_checkpoint,
+        )
+        self.state = TrainingState()
+        """State of the run. If the run resumes, it is that of the checkpoint."""
+        self.hooks: list[Hook] = []
+        """Functions whose contexts surround every step."""
+
+    def build(self) -> Run:
+        """Build all parts of the run, with initial weights and rows. `train` does this itself."""
+        recipe, dataset, mesh, device = (
+            self.recipe, self._resolved.dataset, self._resolved.mesh, self._resolved.device
         )  # fmt: skip
-
-    def _find_plan(self, dataset: Dataset) -> Plan | None:
-        def placed() -> Plan | None:
-            level0: Memory = "hbm" if on_gpu(self.recipe, self.device) else "dram"
-            has_grown = dataset.table_rows() != self.dataset.table_rows()  # in a refit
-            folder, given = (self.run / REFIT, None) if has_grown else (self.run, self._given_plan)
-            read = given or read_plan(folder, self.recipe, dataset, level0)
-            return read or new_plan(self.recipe, dataset, self.mesh.ranks, self.device)
-
-        if self.mesh.ranks == 1:
-            return placed()
-        # One rank measures memories and reads files for all ranks.
-        content = self.mesh.first(lambda: None if (plan := placed()) is None else plan.to_dict())
-        return None if content is None else Plan.from_dict(content)
+        plan = find_plan(self.run, recipe, dataset, mesh, device, self._given_plan)
+        return build_run(self._resolved, self._session, self._directory.checkpoints, plan, self.state)
 
     def train(
         self, *, resume: bool = False, overwrite: bool = False, earlier: str | Path | None = None
@@ -183,32 +179,33 @@ class Trainer(Phase):
         >>> result["steps"], result["test"]["samples"]
         (10, 206)
         """
-        with self._session(resume=resume, overwrite=overwrite, earlier=earlier) as last:
+        with self._opened(resume=resume, overwrite=overwrite, earlier=earlier) as (last, trees):
             result = read_result(self.run)
-            content = None
-            if last is not None:
-                self._load_state(last)
-                if self.state.finished and result is not None and result.steps == self.state.step:
-                    content = result.model_dump(mode="json", exclude_unset=True, exclude={"format"})
-                    if "refit" in content or not self.config.refit:
-                        self.progress.say(f"{self.run} is already complete; its result:")
-                        return TrainResult(content)
-                else:
-                    self.restore(last)
-            if content is None:
-                self.checkpoints.tested = "" if result is None else result.checkpoint
-                content = self._train(None, self._evaluate_finally)
-            if self.config.refit:
+            if last is not None and self.state.finished and result is not None and result.steps == self.state.step:
+                content = result.model_dump(mode="json", exclude_unset=True, exclude={"format"})
+                if "refit" in content or not self.recipe.train.refit:
+                    self._session.progress.say(f"{self.run} is already complete; its result:")
+                    return TrainResult(content)
+            else:
+                if last is not None:
+                    self.parts.restore(last)
+                self.parts.checkpoints.tested = "" if result is None else result.checkpoint
+                content = self._train(trees, None, self._evaluate_finally)
+            if self.recipe.train.refit:
                 content = self._refit(content)
             return TrainResult(content)
 
     def _refit(self, result: dict[str, Any]) -> dict[str, Any]:
         """Train the tested model on the other samples, and add the served checkpoint to the result."""
-        tested = self.folder / result["checkpoint"]
-        refit = Refit(self, self.run, tested, is_calibrated=bool(result.get("refit_calibration")))
-        self.release()
-        result = {**result, "refit": refit.run()}
-        self.mesh.first(lambda: write_result(self.run, result))
+        plan, epoch_steps = self.parts.plan, len(self.parts.loader)
+        self.parts.close()
+        del self.parts  # the second phase can use their memory
+        tested, calibrated = self._directory.checkpoints / result["checkpoint"], bool(result.get("refit_calibration"))
+        served = refit(
+            self._resolved, self._session, self.run, tested, plan, epoch_steps=epoch_steps, is_calibrated=calibrated
+        )  # fmt: skip
+        result = {**result, "refit": served}
+        self._resolved.mesh.first(lambda: write_result(self.run, result))
         return result
 
     def fit(self, callback: EvaluationCallback, *, resume: bool = False) -> TrainingState:
@@ -243,116 +240,125 @@ class Trainer(Phase):
         [5, 10]
         10
         """
-        with self._session(resume=resume) as last:
+        with self._opened(resume=resume) as (last, trees):
             if last is not None:
-                self._load_state(last)
-                self.restore(last)
+                self.parts.restore(last)
             callback(self.state.evaluations)
-            return self._train(callback, lambda: self.state)
+            return self._train(trees, callback, lambda: self.state)
 
     @contextmanager
-    def _session(
+    def _opened(
         self, *, resume: bool, overwrite: bool = False, earlier: str | Path | None = None
-    ) -> Iterator[Path | None]:
-        """Claim the run's directory, build all parts, and yield the checkpoint to resume from (None for a new run)."""
+    ) -> Iterator[tuple[Path | None, TreeFit | None]]:
+        """Claim the run's directory, build all parts, and begin a new run.
+
+        Yields the checkpoint to restore (None for a new run), and the trees of an ensemble that are being fitted.
+        """
         if self._used:
             raise TrainingError("this trainer has trained already; make a new Trainer for each run")
         self._used = True
+        config, dataset, mesh = self.recipe.train, self._resolved.dataset, self._resolved.mesh
+        session = self._session
         with ExitStack() as stack:
-            compiled: Callable[[], None] = lambda: None  # noqa: E731
-            if self.mesh.ranks == 1 and self.device.type == "cpu":
-                tables = build_tables(self.recipe.model, self.dataset.schema, self.dataset.table_rows())
+            if mesh.ranks == 1 and self._resolved.device.type == "cpu":
+                tables = build_tables(self.recipe.model, dataset.schema, dataset.table_rows())
                 # It forks: before kernels start threads, and before this process has locks, which a child would share.
-                compiled = compile_update({table.embedding_dim for table in tables}, self.config.embedding)
+                compiled = compile_update({table.embedding_dim for table in tables}, config.embedding)
                 stack.callback(compiled)
-            stack.callback(self.close)
-            stack.enter_context(self.dataset.locked())
+                self._session = session = replace(session, wait_for_kernels=compiled)
+            stack.enter_context(dataset.locked())
             warm_start = None
-            if earlier is not None and not (resume and checkpoint.list_checkpoints(self.folder)):
+            if earlier is not None and not (resume and checkpoint.list_checkpoints(self._directory.checkpoints)):
                 # The earlier run is checked before any file of this run is written.
-                start = open_warm_start(earlier, self.run, self.identity, self.dataset, self.mesh)
+                start = open_warm_start(earlier, self.run, identity(self.recipe, dataset), dataset, mesh)
                 warm_start = stack.enter_context(start)
             mirror = self._open_mirror(resume=resume, overwrite=overwrite)
-            last = stack.enter_context(opened(self._directory, self.mesh, resume=resume, overwrite=overwrite))
+            last = stack.enter_context(opened(self._directory, mesh, resume=resume, overwrite=overwrite))
             if mirror is not None:
                 self._copy_to_mirror = stack.enter_context(mirror.copying())
-            # The first use of `loop` builds all parts, before torch's random state is set.
-            self.loop.wait_for_kernels = compiled
-            stack.enter_context(torch_settings(threads=self.threads.threads, seed=self.config.seed))
+            if last is not None:
+                check_identity(last, identity(self.recipe, dataset), dataset)
+                self.state = TrainingState(**checkpoint.read_state(last)["training"])
+            parts = self.parts = self.build()
+            stack.callback(parts.close)
+            if last is not None:
+                resume_state(self.run, last, self.recipe, self.state, parts.cadence.total_steps)
+            stack.enter_context(torch_settings(threads=session.threads.threads, seed=config.seed))
             if resume and last is None:
-                self.progress.say(f"{self.run} has no checkpoint to resume from; starting from the beginning")
-            if last is None:
-                set_quantiles(self.model.network, self.dataset)
-                if warm_start is None and self.members is not None:  # validation can choose the weights of members
-                    self.fit_trees(stack, self.dataset)
-                if warm_start is not None:
-                    warm_start.load_into(self.model, self.optimizer)
-                    self.progress.say(f"starting from {warm_start.path}")
-                    self.checkpoints.save(self.state)  # so resuming does not need the earlier run
-            yield last
+                session.progress.say(f"{self.run} has no checkpoint to resume from; starting from the beginning")
+            yield last, self._begin(stack, warm_start) if last is None else None
+
+    def _begin(self, stack: ExitStack, warm_start: WarmStart | None) -> TreeFit | None:
+        """Compute quantiles, and load the model to start from, or start to fit the trees of an ensemble."""
+        parts = self.parts
+        set_quantiles(parts.model.network, parts.dataset)
+        if warm_start is not None:
+            warm_start.load_into(parts.model, parts.optimizer)
+            self._session.progress.say(f"starting from {warm_start.path}")
+            parts.checkpoints.save(self.state)  # so resuming does not need the earlier run
+            return None
+        # Validation can choose the weights of members.
+        return None if parts.members is None else parts.fit_trees(stack, parts.dataset)
 
     def _open_mirror(self, *, resume: bool, overwrite: bool) -> RunMirror | None:
         """Open the mirror of the run, on the first rank, and copy what a resumed run lacks. None without a mirror."""
         mirrors: list[RunMirror] = []
 
         def prepare() -> None:
-            mirrors.append(RunMirror(self.config.mirror, self.run, self.progress))
+            mirrors.append(RunMirror(self.recipe.train.mirror, self.run, self._session.progress))
             mirrors[0].prepare(resume=resume, overwrite=overwrite)
 
-        if self.config.mirror:
-            self.mesh.first(prepare)
+        if self.recipe.train.mirror:
+            self._resolved.mesh.first(prepare)
         return mirrors[0] if mirrors else None
 
     def _after_checkpoint(self) -> None:
         self._directory.settle()
         self._copy_to_mirror()
 
-    def _load_state(self, path: Path) -> None:
-        check_identity(path, self.identity, self.dataset)
-        self.state = self.loop.state = load_training_state(self.run, path, self.recipe, self.total_steps)
-
-    def _train(self, callback: EvaluationCallback | None, then: Callable[[], T]) -> T:
+    def _train(self, trees: TreeFit | None, callback: EvaluationCallback | None, then: Callable[[], T]) -> T:
         """Train to the end, unless the run is finished already; then call `then` and return its result."""
+        config, mesh, session, parts = self.recipe.train, self._resolved.mesh, self._session, self.parts
         finished = self.state.finished
-        self.mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
+        mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
         if not finished:
-            self.mesh.first(lambda: write_recipe(self.run, self.recipe))
-            self.mesh.first(lambda: write_plan(self.run, self.recipe, self.plan))
-            more = remarks(self.config, self.plan, self.dataset, self.total_steps, self.mesh.ranks)
-            for line in filter(None, (*self._resolved.remarks, *more, describe(self.model, self.members))):
-                self.progress.say(line)
-            self.state.threads = self.threads.threads
-        traced = tracing(self, self.run)
-        with self._writers() as writers, self.stop.handled(), self.threads, traced, self.guarded():
+            mesh.first(lambda: write_recipe(self.run, self.recipe))
+            mesh.first(lambda: write_plan(self.run, self.recipe, parts.plan))
+            more = remarks(config, parts.plan, parts.dataset, parts.cadence.total_steps, mesh.ranks)
+            for line in filter(None, (*self._resolved.remarks, *more, describe(parts.model, parts.members))):
+                session.progress.say(line)
+            self.state.threads = session.threads.threads
+        traced = tracing(config, mesh, self.run, session.progress)
+        with self._writers() as writers, session.stop.handled(), session.threads, traced as traces, parts.guarded():
             if not finished:
                 curves = Curves(
-                    writers=writers, model=self.model, optimizer=self.optimizer, every=self.config.log_every,
-                    progress=self.progress,
+                    writers=writers, model=parts.model, optimizer=parts.optimizer, every=config.log_every,
+                    progress=session.progress,
                 )  # fmt: skip
-                self.loop.run(curves, callback)
-                for refusal in filter(None, (self.model.embeddings.engine.transfers.refusal, self.stages.refusal)):
-                    self.progress.say(refusal)
+                Loop(parts, curves, callback=callback, trees=trees, hooks=(*self.hooks, *traces)).train()
+                for refusal in filter(None, (parts.model.embeddings.engine.transfers.refusal, parts.stages.refusal)):
+                    session.progress.say(refusal)
             result = then()
-        self.mesh.first(lambda: write_hashes(self.run))
+        mesh.first(lambda: write_hashes(self.run))
         return result
 
     def _writers(self) -> AbstractContextManager[Any]:
-        if not self.mesh.is_first:
+        if not self._resolved.mesh.is_first:
             return nullcontext()
         of = CurvesOf(name=self.recipe.name, run=self.run, recipe=self.recipe.chosen, step=self.state.step)
-        return curve_writers(self.config.curves, of, self.progress.say)
+        return curve_writers(self.recipe.train.curves, of, self._session.progress.say)
 
     def _evaluate_finally(self) -> dict[str, Any]:
         """Test the checkpoint that is best on the validation split (or the last one), and write the result."""
-        state = self.state
-        entry = best(state.evaluations, self.config.early_stopping)
-        path = self.checkpoints.load_best(state.step if entry is None else entry["step"], current=state.step)
+        state, parts = self.state, self.parts
+        entry = best(state.evaluations, self.recipe.train.early_stopping)
+        path = parts.checkpoints.load_best(state.step if entry is None else entry["step"], current=state.step)
         evaluation = FinalEvaluation(
-            run=self.run, recipe=self.recipe, dataset=self.dataset, model=self.model, plan=self.plan,
-            progress=self.progress, check=self.cadence.check, mesh=self.mesh, figures=self.stages.figures,
-            sharing=self.threads.remark,
+            run=self.run, recipe=self.recipe, dataset=parts.dataset, model=parts.model, plan=parts.plan,
+            progress=self._session.progress, check=parts.cadence.check, mesh=self._resolved.mesh,
+            figures=parts.stages.figures, sharing=self._session.threads.remark,
         )  # fmt: skip
         result = evaluation.write(state, path)
-        self.checkpoints.tested = path.name
-        self.checkpoints.prune(state)
+        parts.checkpoints.tested = path.name
+        parts.checkpoints.prune(state)
         return result

@@ -27,19 +27,21 @@ from typing import Any
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.splits import SPLITS
+from stratarec.distributed.mesh import Mesh
 from stratarec.io.atomic import file_hash, remove_tree
+from stratarec.planning.plan import Plan
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import EarlyStoppingConfig, PlateauConfig
 from stratarec.training import checkpoint
-from stratarec.training.build import identity
 from stratarec.training.evaluate import ScoredSamples, score_split
-from stratarec.training.loop import Curves
-from stratarec.training.resolve import run_steps
-from stratarec.training.run.phase import Phase
+from stratarec.training.loop import Loop
+from stratarec.training.resolve import ResolvedRun, run_steps
+from stratarec.training.run.build_run import Run, Session, build_run, find_plan
 from stratarec.training.run.run_directory import REFIT, write_plan, write_recipe
 from stratarec.training.steps.members import best_members
 from stratarec.training.steps.state import TrainingState, rate_factor
+from stratarec.training.steps.validation import Curves
 from stratarec.training.torch_setup import torch_settings
 
 # Factor on learning rates for samples that the tested model has seen. With 1, a log of a million rows lost 0.01 AUC.
@@ -62,111 +64,112 @@ def _recipe(recipe: Recipe, dataset: Dataset, factor: float) -> Recipe:
     )  # fmt: skip
 
 
-class Refit(Phase):
-    """Second phase of a run.
+def refit(
+    first: ResolvedRun, session: Session, run: Path, tested: Path, plan: Plan | None, *, epoch_steps: int,
+    is_calibrated: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Train the second phase of a run to its end; return the checkpoint and the numbers of steps and samples.
 
     Parameters
     ----------
-    first : Phase
-        First phase, whose settings, plan and processes this phase uses.
+    first : ResolvedRun
+        The first phase, whose parts must be released.
+    session : Session
     run : Path
         Directory of the run.
     tested : Path
         Checkpoint from which this phase starts.
+    plan : Plan or None
+        Placement of the tables in the first phase.
+    epoch_steps : int
+        Number of steps in an epoch of the first phase.
     is_calibrated : bool
         Whether a calibration for this phase was fitted to the scores of the tested model, with its weights.
     """
-
-    members = None  # each sample has been seen, so nothing can choose the best step of a member
-
-    def __init__(self, first: Phase, run: Path, tested: Path, *, is_calibrated: bool) -> None:
-        self._everything = first.dataset.joined(SPLITS)
-        self._first, self._is_calibrated = first.dataset, is_calibrated
-        self._tested, self._content = tested, checkpoint.read_state(tested)
-        self._growth = self._everything.samples("train") / first.dataset.samples("train")
-        is_repeated = self._content["step"] > first.pipeline.epoch_steps
-        dataset = self._everything if is_repeated else first.dataset.joined(SPLITS[1:])
-        state = TrainingState(**self._content["training"])
-        self._rows = first.config.embedding
-        self._factor = _REPEATED if is_repeated else 1.0
-        recipe = _recipe(first.recipe, dataset, rate_factor(state.regular, first.config.plateau))
-        super().__init__(
-            recipe=recipe, dataset=dataset, mesh=first.mesh, device=first.device,
-            folder=run / REFIT / "checkpoints", identity=identity(recipe, dataset), saved=first.saved,
-            find_plan=first.find_plan, threads=first.threads, stop=first.stop, progress=first.progress,
-            state=TrainingState(phase="refit", base=file_hash(tested / checkpoint.STATE)),
-        )  # fmt: skip
-        self._kernels = first.loop.wait_for_kernels
-
-    def run(self) -> dict[str, Any]:
-        """Train to the end of the phase, and return the checkpoint and the numbers of steps and samples."""
-        with ExitStack() as stack:
-            stack.callback(self.close)
-            last = self._last_checkpoint()
-            self.loop.wait_for_kernels = self._kernels
+    content, everything = checkpoint.read_state(tested), first.dataset.joined(SPLITS)
+    is_repeated = content["step"] > epoch_steps
+    dataset = everything if is_repeated else first.dataset.joined(SPLITS[1:])
+    evaluations = TrainingState(**content["training"]).regular
+    recipe = _recipe(first.recipe, dataset, rate_factor(evaluations, first.recipe.train.plateau))
+    config, mesh, folder = recipe.train, first.mesh, run / REFIT / "checkpoints"
+    base, samples = file_hash(tested / checkpoint.STATE), dataset.samples("train")
+    last = _last_checkpoint(folder, mesh, base)
+    state = TrainingState(phase="refit", base=base)
+    if last is not None:
+        state = TrainingState(**checkpoint.read_state(last)["training"])
+    if dataset.table_rows() != first.dataset.table_rows():  # new values are frequent enough
+        plan = find_plan(run / REFIT, first.recipe, dataset, mesh, first.device)
+    with ExitStack() as stack:
+        parts = build_run(
+            replace(first, recipe=recipe, dataset=dataset), session, folder, plan, state,
+            chooses_members=False,  # each sample has been seen, so nothing can choose the best step of a member
+            earlier=content["tables"]["earlier"] + content["tables"]["step"],
             # Not in the recipe, because `continue` takes over its rates.
-            self.loop.rate_factor = self.stages.rate_factor = self._factor
-            stack.enter_context(torch_settings(threads=self.threads.threads, seed=self.config.seed))
-            self.stages.earlier = self._content["tables"]["earlier"] + self._content["tables"]["step"]
-            samples = self.dataset.samples("train")
-            if last is None:
-                self._begin(stack)
-                self.progress.say(f"refit: one pass over {samples:,} samples, from {self._tested}")
-            else:
-                self.state = self.loop.state = TrainingState(**checkpoint.read_state(last)["training"])
-                self.restore(last)
-            curves = Curves(
-                writers=None, model=self.model, optimizer=self.optimizer, every=self.config.log_every,
-                progress=self.progress,
-            )  # fmt: skip
-            with self.stop.handled(), self.threads, self.guarded():
-                if not self.state.finished:
-                    self.loop.run(curves)
-            path = checkpoint.step_path(self.folder, self.state.step)
-            self.mesh.first(lambda: checkpoint.prune(self.folder, 1, {path}))
-        return {"checkpoint": path.name, "steps": self.state.step, "samples": samples}
-
-    def _last_checkpoint(self) -> Path | None:
-        """Return the last checkpoint of this phase. Checkpoints of a refit of another tested model are removed."""
-
-        def find() -> str | None:
-            checkpoint.recover(self.folder)
-            paths = checkpoint.list_checkpoints(self.folder)
-            if paths and checkpoint.read_state(paths[-1])["training"].get("base") == self.state.base:
-                return str(paths[-1])
-            remove_tree(self.folder.parent)
-            return None
-
-        found = self.mesh.first(find)
-        return None if found is None else Path(found)
-
-    def _begin(self, stack: ExitStack) -> None:
-        """Load the tested model, start to fit its trees again, and write the recipe and the plan of the phase."""
-        self.checkpoints.continue_from(self._tested, self._rows)
-        self._choose_weights()
-        self.loop.set_rates()
-        self.state.threads = self.threads.threads
-        self.mesh.first(lambda: write_recipe(self.folder.parent, self.recipe))
-        self.mesh.first(lambda: write_plan(self.folder.parent, self.recipe, self.plan))
-        if (trees := self.model.network.trees) is not None and trees.counts.any():
-            self.fit_trees(stack, self._everything, growth=self._growth)
-
-    def _choose_weights(self) -> None:
-        """Choose the weights of an ensemble's members by the samples of validation and test."""
-        members = best_members(self.model, self.config, self.mesh.ranks)
-        if members is None or self._is_calibrated:
-            return
-        # With the ids of the first phase: rows of values that are new in this one are not trained yet.
-        average = self.stages.average
-        with average.shown(), members.separate():
-            samples = ScoredSamples.joined(
-                score_split(
-                    self.model, self._first, split, precision=self.config.precision, progress=SilentProgress()
+            rate_factor=_REPEATED if is_repeated else 1.0,
+        )  # fmt: skip
+        stack.callback(parts.close)
+        stack.enter_context(torch_settings(threads=session.threads.threads, seed=config.seed))
+        trees = None
+        if last is None:
+            parts.checkpoints.continue_from(tested, first.recipe.train.embedding)
+            if not is_calibrated:
+                _choose_weights(parts, first.dataset, mesh.ranks)
+            state.threads = session.threads.threads
+            mesh.first(lambda: write_recipe(folder.parent, recipe))
+            mesh.first(lambda: write_plan(folder.parent, recipe, plan))
+            if (found := parts.model.network.trees) is not None and found.counts.any():
+                trees = parts.fit_trees(
+                    stack, everything, growth=everything.samples("train") / first.dataset.samples("train")
                 )
-                for split in SPLITS[1:]
-                if self._first.samples(split)
-            )  # fmt: skip
-        members.reweight(samples)
-        if average.enabled:  # the average has weights of its own
-            with average.shown():
-                members.reweight(samples)
+            session.progress.say(f"refit: one pass over {samples:,} samples, from {tested}")
+        else:
+            parts.restore(last)
+        curves = Curves(
+            writers=None, model=parts.model, optimizer=parts.optimizer, every=config.log_every,
+            progress=session.progress,
+        )  # fmt: skip
+        with session.stop.handled(), session.threads, parts.guarded():
+            if not state.finished:
+                Loop(parts, curves, trees=trees).train()
+        path = checkpoint.step_path(folder, state.step)
+        mesh.first(lambda: checkpoint.prune(folder, 1, {path}))
+    return {"checkpoint": path.name, "steps": state.step, "samples": samples}
+
+
+def _last_checkpoint(folder: Path, mesh: Mesh, base: str) -> Path | None:
+    """Return the last checkpoint in `folder`. Checkpoints of a refit of another tested model are removed.
+
+    `base` is the hash of the tested model's ``state.json``.
+    """
+
+    def find() -> str | None:
+        checkpoint.recover(folder)
+        paths = checkpoint.list_checkpoints(folder)
+        if paths and checkpoint.read_state(paths[-1])["training"].get("base") == base:
+            return str(paths[-1])
+        remove_tree(folder.parent)
+        return None
+
+    last = mesh.first(find)
+    return None if last is None else Path(last)
+
+
+def _choose_weights(parts: Run, first: Dataset, ranks: int) -> None:
+    """Choose the weights of an ensemble's members by the samples of validation and test in `first`.
+
+    `first` is the data set of the first phase: rows of values that are new in this one are not trained yet.
+    """
+    members = best_members(parts.model, parts.config, ranks)
+    if members is None:
+        return
+    average = parts.stages.average
+    with average.shown(), members.separate():
+        samples = ScoredSamples.joined(
+            score_split(parts.model, first, split, precision=parts.config.precision, progress=SilentProgress())
+            for split in SPLITS[1:]
+            if first.samples(split)
+        )
+    members.reweight(samples)
+    if average.enabled:  # the average has weights of its own
+        with average.shown():
+            members.reweight(samples)

@@ -10,15 +10,19 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stratarec.distributed.mesh import Mesh
 from stratarec.io.atomic import write_text
-from stratarec.progress import listen
-from stratarec.training.run.phase import Phase
+from stratarec.progress import Progress, listen
+from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.run.run_directory import TRACE
+
+Hook = Callable[[int], AbstractContextManager[object]]
+"""Function that is called with the number of each step. It returns a context in which the step runs."""
 
 
 class Span(NamedTuple):
@@ -63,11 +67,14 @@ def _named(what: str, name: str, thread: int) -> dict[str, Any]:
 
 
 @contextmanager
-def tracing(phase: Phase, run: Path) -> Iterator[None]:
-    """Trace the steps that the recipe names, on the first rank only. Write the trace to `run` when the context ends."""
-    steps = phase.config.traced_steps
-    if not steps or not phase.mesh.is_first:
-        yield
+def tracing(config: TrainConfig, mesh: Mesh, run: Path, progress: Progress) -> Iterator[list[Hook]]:
+    """Trace the steps that the recipe names, on the first rank only. Write the trace to `run` when the context ends.
+
+    Yields the hooks that trace a step, for the training loop.
+    """
+    steps = config.traced_steps
+    if not steps or not mesh.is_first:
+        yield []
         return
     tracer, ended = Tracer(), 0
 
@@ -87,15 +94,13 @@ def tracing(phase: Phase, run: Path) -> Iterator[None]:
         if step == steps[-1]:
             listen(None)
 
-    phase.loop.hooks.append(trace_step)
     try:
-        yield
+        yield [trace_step]
     finally:
         listen(None)
-        phase.loop.hooks.remove(trace_step)
         if tracer.spans:
             path = run / TRACE
-            write_text(path, json.dumps(tracer.content(f"rank {phase.mesh.rank}")))
-            phase.progress.say(f"trace {path}: open it at ui.perfetto.dev")
+            write_text(path, json.dumps(tracer.content(f"rank {mesh.rank}")))
+            progress.say(f"trace {path}: open it at ui.perfetto.dev")
         else:
-            phase.progress.say(f"no trace: none of the steps {phase.config.trace} was trained")
+            progress.say(f"no trace: none of the steps {config.trace} was trained")
