@@ -43,7 +43,7 @@ class Side:
     def _forever(self) -> Iterator[tuple[Batch, Request]]:
         epoch = 0
         while True:
-            yield from self.run.pipeline.items(epoch)
+            yield from self.run.stages.load(epoch)
             epoch += 1
 
     def steps(self, count: int) -> float:

@@ -157,10 +157,10 @@ def train(stages: RankStages, steps: int, between: Callable[[bool], None], depth
     `between` is called between the parts of a step. Its argument is whether the next part prepares a batch.
     """
     files = stages.mesh.files
-    batches = list(islice(stages.read(0, 0), WARM + steps))
+    batches = list(islice(stages.loader.batches(0), WARM + steps))
     items = ((batch, stages.request(batch)) for batch in batches)
     losses, began, ended = [], 0.0, 0.0
-    with stages.prepare(items, depth=depth, barrier=lambda _: False) as ahead:
+    with stages.prepare_ahead(items, depth=depth) as ahead:
         between(True)
         for number, (item, prepared) in enumerate(ahead):
             between(False)

@@ -152,7 +152,7 @@ class Bench:
     def stretch(self, steps: int) -> dict[str, float]:
         """Return means of a step (seconds, processor seconds, parts, bytes on the wire) and the last loss."""
         items, means = islice(self._items(), _WARM + steps + _AHEAD), {}
-        with self.stages.prepare(items, depth=_AHEAD, barrier=lambda _: False) as ahead:
+        with self.stages.prepare_ahead(items, depth=_AHEAD) as ahead:
             for number, (item, prepared) in enumerate(ahead):
                 if number in (_WARM, _WARM + steps):
                     self.mesh.files.agree(None)

@@ -260,18 +260,18 @@ def whole(root: str) -> None:
     print(json.dumps(len(scores[0].logit)))
 
 
-_UPDATE, _PIN, _TAKEN = Stages.update, lazy_device.Driver.__base__.pinned, accelerator._Pinned._allocate
+_UPDATE, _PIN, _TAKEN = Stages.update_network, lazy_device.Driver.__base__.pinned, accelerator._Pinned._allocate
 _FAILING: set[str] = set()
 
 
-def _failing_update(stages: Stages, step: int, norm: Any = None) -> float:
+def _failing_update(stages: Stages, step: int) -> None:
     """Fail from the sixth step on, as `_FAILING` selects."""
     if step == 5:
         lazy_device.Chip.broken = "chip" in _FAILING
         lazy_device.Chip.limit = lazy_device.Chip.held * ("memory" in _FAILING)
         if "pinned" in _FAILING:
             accelerator._Pinned._allocate = lambda self, size: _PIN(self._driver, size)  # torch refuses it here
-    return _UPDATE(stages, step, norm)
+    _UPDATE(stages, step)
 
 
 def failures(root: str) -> None:
@@ -297,7 +297,7 @@ def failures(root: str) -> None:
     trained(name, "cpu")
     for name in ("chip", "memory", "pinned"):
         _FAILING.add(name)
-        with damaged({"stratarec.training.steps.step.Stages.update": _failing_update}):
+        with damaged({"stratarec.training.steps.step.Stages.update_network": _failing_update}):
             try:
                 trained(name, "lazy")
             except StrataError as error:

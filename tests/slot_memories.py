@@ -29,6 +29,7 @@ import torch
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConfig, TieredEmbeddingBagCollection, slots
+from stratarec.embedding.collection import LookedUp
 from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.slots.cpu import CpuSlots
 from stratarec.embedding.slots.memory import SlotMemory
@@ -208,8 +209,6 @@ def results(
         ]  # fmt: skip
         module = TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=3, tiers=tiers)
         source = ((step, batch(step, weighted=weighted)) for step in range(steps))
-        if clipped:
-            module.engine.hold_updates()
         pauses = (-1, steps - 1) if ahead else (steps // 3, 2 * steps // 3)
         previous: Path | None = None
         # A device is not waited for before the end, so that it may be behind by several steps.
@@ -218,12 +217,16 @@ def results(
             module.engine, source, lambda item, stop: item[1], depth=depth, pause_after=lambda place: place in pauses
         ) as batches:
             for (step, features), prepared in batches:
-                result = module(prepared)
+                rows = LookedUp(module.engine, prepared) if clipped else prepared
+                result = module(rows)
                 parts = (result.pooled, result.sequences["history"].values)
                 (sum(part.square().sum() for part in parts)).backward()
-                if clipped:
-                    yield str(module.engine.gradient_norm()).encode()
-                    module.engine.apply(0.5)
+                if isinstance(rows, LookedUp):
+                    gradients, weights = rows.gradients, features.weights
+                    yield str(module.engine.gradient_norm(prepared, gradients)).encode()
+                    if weights is not None:
+                        weights.grad = torch.zeros_like(weights)
+                    module.engine.update_rows(prepared, gradients, 0.5, None if weights is None else weights.grad)
                 kept += [part.detach().clone() for part in parts]
                 if features.weights is not None:
                     kept.append(features.weights.grad)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from torch import Tensor
 from errors import refuses
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
+from stratarec.embedding.collection import LookedUp
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.optimizers import ROW_OPTIMIZERS
 from stratarec.errors import TrainingError
@@ -153,24 +153,41 @@ def test_state_of_all_rows_resumes_in_another_collection() -> None:
     assert all(torch.equal(view, other.table("t")[name]) for name, view in one.table("t").items())
 
 
-# Scaled gradients
+# Gradients of looked-up rows
+
+SEQUENCES = KeyedJagged(
+    keys=("x", "s"), values=torch.tensor([1, 3, 3, 3, 5, 0, 4, 4, 1]),
+    offsets=torch.tensor([0, 2, 2, 5, 6, 7, 7, 8, 9]), batch_size=4,
+)  # fmt: skip
+
+
+def with_sequence(pooling: Any, **optimizer: Any) -> TieredEmbeddingBagCollection:
+    table = EmbeddingBagConfig(
+        name="t", num_embeddings=ROWS, embedding_dim=WIDTH, feature_names=("x",), sequence_features=("s",),
+        pooling=pooling,
+    )  # fmt: skip
+    return TieredEmbeddingBagCollection([table], optimizer=RowOptimizerConfig(**optimizer), seed=1)
+
+
+@pytest.mark.parametrize("uses_sequence", [True, False])
+def test_a_loop_that_updates_rows_itself_trains_the_bits_of_a_backward_pass(uses_sequence: bool) -> None:
+    """Gradients are bfloat16, expanded, or missing."""
+    fused, explicit = (with_sequence("mean", kind="adam", learning_rate=0.1) for _ in range(2))
+    for step in range(5):
+        rows = LookedUp(explicit.engine, explicit.prepare(SEQUENCES))
+        for output in (fused(SEQUENCES), explicit(rows)):
+            loss = (output.pooled.bfloat16() * targets(step, 4).bfloat16()).sum().float()
+            (loss + output.sequences["s"].values.sum() if uses_sequence else loss).backward()
+        explicit.engine.update_rows(rows.prepared, rows.gradients)
+    assert fused.step == explicit.step == 5
+    for name, part in fused.table("t").items():
+        assert torch.equal(part, explicit.table("t")[name]), name
 
 
 @pytest.mark.parametrize("mean", [False, True])
-def test_buffered_gradients_report_their_norm_and_are_applied_scaled(mean: bool) -> None:
-    lengths, ids = torch.tensor([2, 0, 3, 1]), torch.tensor([1, 3, 3, 3, 5, 0, 4, 4, 1])
-    features = KeyedJagged(
-        keys=("x", "s"), values=ids, offsets=torch.tensor([0, 2, 2, 5, 6, 7, 7, 8, 9]), batch_size=len(lengths)
-    )
-    module = TieredEmbeddingBagCollection(
-        [
-            EmbeddingBagConfig(
-                name="t", num_embeddings=ROWS, embedding_dim=WIDTH, feature_names=("x",), sequence_features=("s",),
-                pooling="mean" if mean else "sum",
-            )
-        ],
-        optimizer=RowOptimizerConfig(kind="sgd", learning_rate=0.1),
-    )  # fmt: skip
+def test_gradients_have_a_norm_and_are_applied_scaled(mean: bool) -> None:
+    ids = SEQUENCES.values
+    module = with_sequence("mean" if mean else "sum", kind="sgd", learning_rate=0.1)
     start = module.table("t")["weight"].clone()
     weight = start.clone().requires_grad_()
     mode = "mean" if mean else "sum"
@@ -180,17 +197,17 @@ def test_buffered_gradients_report_their_norm_and_are_applied_scaled(mean: bool)
     assert weight.grad is not None
     engine = module.engine
     assert isinstance(engine, Engine)
-    engine.hold_updates()
-    output = module(features)
+    rows = LookedUp(engine, engine.prepare(SEQUENCES))
+    output = module(rows)
     ((output.pooled * targets(0, 4)).sum() + (output.sequences["s"].values * targets(1, 3)).sum()).backward()
     assert torch.equal(module.table("t")["weight"], start)
-    assert engine.gradient_norm() == pytest.approx(float(weight.grad.norm()), rel=1e-6)
-    with refuses(TrainingError, "gradients rows"):
-        engine.load(Path(), {})
-    engine.apply(0.25)
+    norm = engine.gradient_norm(rows.prepared, rows.gradients)
+    assert norm == pytest.approx(float(weight.grad.norm()), rel=1e-6)
+    engine.update_rows(rows.prepared, rows.gradients, 0.25)
     torch.testing.assert_close(module.table("t")["weight"], start - 0.1 * 0.25 * weight.grad)
     assert module.step == 1
-    assert engine.gradient_norm() == 0
+    with refuses(TrainingError, "batch 0 trained already"):
+        engine.update_rows(rows.prepared, rows.gradients)
 
 
 @pytest.mark.parametrize("rows", [40, 200_000])
@@ -205,9 +222,9 @@ def test_the_norm_has_the_same_bits_for_any_number_of_threads_and_any_row(rows: 
                 [EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=WIDTH, feature_names=("x",))]
             )
             assert isinstance(module.engine, Engine)
-            module.engine.hold_updates()
-            module(batch_of(ids + shift)).pooled.backward(gradient)
-            norms.append(module.engine.gradient_norm())
+            looked_up = LookedUp(module.engine, module.prepare(batch_of(ids + shift)))
+            module(looked_up).pooled.backward(gradient)
+            norms.append(module.engine.gradient_norm(looked_up.prepared, looked_up.gradients))
     finally:
         torch.set_num_threads(before)
     assert norms[0] > 0

@@ -237,7 +237,7 @@ STAGES = [
     "continual.continual_run.RawLogs.scored",
     "continual.continual_run.fit",
     "continual.train_period.temporary_model",
-    "continual.train_period.Pipeline.prepared",
+    "steps.step.Stages.prepare_ahead",
     "continual.train_period.checkpoint.save",
     "continual.continual_run.write_recipe",
     "continual.continual_run.write_sealed",

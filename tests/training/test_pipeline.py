@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
+from stratarec.data.loading.loader import LoaderConfig
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.request import Request
 from stratarec.recipe.train_section import CheckpointConfig, TrainConfig
 from stratarec.training.steps.cadence import Agree, Cadence, Decision, Observation, Stopped
-from stratarec.training.steps.step import Pipeline, Stages
+from stratarec.training.steps.step import Stages
 from stratarec.training.torch_setup import build_optimizer
 
 SCHEMA = Schema(dense=(DenseFeature(name="d"),), sparse=(SparseFeature(name="f"),))
@@ -84,6 +84,8 @@ def test_processes_that_agree_stop_after_the_same_step() -> None:
 class ReversedSchedule:
     """A schedule that returns batches in reverse order."""
 
+    config = LoaderConfig(batch_size=3)
+
     def __init__(self, batches: list[Batch]) -> None:
         self._batches = batches
 
@@ -94,10 +96,10 @@ class ReversedSchedule:
         return iter(self._batches[::-1][first:])
 
 
-class DoublingExchange:
-    """An exchange with a visible effect: it doubles ids."""
+class DoublingStages(Stages):
+    """Stages with an exchange that has a visible effect: it doubles ids."""
 
-    def features(self, request: Request, stopped: Any) -> KeyedJagged:
+    def exchange(self, request: Request, stopped: Any) -> KeyedJagged:
         return KeyedJagged(keys=("f",), values=request.features.values * 2, offsets=None, batch_size=3)
 
 
@@ -119,17 +121,17 @@ def some_batches(count: int) -> list[Batch]:
     ]
 
 
-def stages_of(model: CTRModel, schedule: Any, **others: Any) -> Stages:
+def stages_of(model: CTRModel, schedule: Any, kind: type[Stages] = Stages) -> Stages:
     config = TrainConfig()
-    return Stages(model, build_optimizer(config.dense, model.network), config, schedule, **others)
+    return kind(model, build_optimizer(config.dense, model.network), config, schedule)
 
 
 @pytest.mark.parametrize("lookahead", [0, 2])
-def test_a_pipeline_prepares_batches_by_its_schedule_and_exchange(lookahead: int) -> None:
+def test_batches_are_prepared_ahead_in_the_order_of_the_loader_after_their_exchange(lookahead: int) -> None:
     model = small_model(lookahead)
     seen = []
-    pipeline = Pipeline(stages_of(model, ReversedSchedule(some_batches(20)), exchange=DoublingExchange()), 2)
-    with pipeline.prepared(0, 5, lambda place: place == 3) as source:
+    stages = stages_of(model, ReversedSchedule(some_batches(20)), DoublingStages)
+    with stages.prepare_ahead(stages.load(0, 5), lambda place: place == 3) as source:
         for place, ((batch, request), prepared) in enumerate(source):
             seen.append(int(batch.sparse.values[0]))
             assert prepared.features.values.tolist() == (batch.sparse.values * 2).tolist()
@@ -139,20 +141,21 @@ def test_a_pipeline_prepares_batches_by_its_schedule_and_exchange(lookahead: int
     assert model.embeddings.step == 15
 
 
-class HalvingReduction:
-    """A reduction with a visible effect."""
+class HalvingStages(Stages):
+    """Stages whose gradients change between `backward` and `update_network`."""
 
-    def reduce(self, weights: Iterable[nn.Parameter]) -> None:
-        for weight in weights:
+    def clip(self, prepared: Any, gradients: Any, norm: Any = None) -> float:
+        for weight in self.model.network.parameters():
             assert weight.grad is not None
             weight.grad *= 0.5
+        return super().clip(prepared, gradients, norm)
 
 
-def test_a_reduction_runs_between_backward_and_update() -> None:
+def test_gradients_are_clipped_between_backward_and_update() -> None:
     states = []
-    for others in ({}, {"reduction": HalvingReduction()}):
+    for kind in (Stages, HalvingStages):
         model = small_model()
-        stages = stages_of(model, ReversedSchedule(batches := some_batches(1)), **others)
+        stages = stages_of(model, ReversedSchedule(batches := some_batches(1)), kind)
         stages.train(0, batches[0])
         states.append([stages.optimizer.state[weight]["exp_avg"] for weight in model.network.parameters()])
     assert any(state.abs().max() > 0 for state in states[0])

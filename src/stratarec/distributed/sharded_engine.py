@@ -161,10 +161,12 @@ class SharedEngine(LookupEngine[SharedBatch]):
         outputs = self.local.read(dispatched.local) if self.local else _nothing()
         return self._exchange.combine(outputs, dispatched)
 
-    def update(self, prepared: SharedBatch, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
-        local_pooled, *local_rows = self._exchange.combine_backward((pooled, *rows), prepared.dispatched)
+    def update_rows(
+        self, prepared: SharedBatch, gradients: Sequence[Tensor], scale: float = 1.0, weights: Tensor | None = None
+    ) -> None:
+        local = self._exchange.combine_backward(gradients, prepared.dispatched)
         if self.local and prepared.local:
-            self.local.update(prepared.local, local_pooled, local_rows, None)
+            self.local.update_rows(prepared.local, local, scale)
         else:
             # A rank without tables has no local engine that counts steps, but schedules need the count on all ranks.
             self.step_clock.step += 1

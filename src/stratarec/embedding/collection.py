@@ -53,6 +53,45 @@ class Embeddings:
         return self.pooled[:, first : first + self.dims[place]]
 
 
+class LookedUp(Generic[AnyHandle]):
+    """Rows of a prepared batch, looked up for a training loop that updates them itself.
+
+    The loop passes the object to `EmbeddingCollection.forward` in place of the batch, and `gradients` to
+    `LookupEngine.update_rows` after the backward pass.
+
+    Parameters
+    ----------
+    engine : LookupEngine
+    prepared : handle
+        The batch.
+    """
+
+    def __init__(self, engine: LookupEngine[AnyHandle], prepared: AnyHandle) -> None:
+        self._level0, self.prepared = engine.level0, prepared
+        with timed(engine.seconds, "look up"):
+            rows = engine.look_up(prepared)
+        self.outputs = tuple(self._level0.to_network(part).requires_grad_() for part in rows)
+        """Outputs of `LookupEngine.look_up`, as leaves of the autograd graph."""
+
+    @property
+    def features(self) -> KeyedJagged:
+        """Features of the batch."""
+        return self.prepared.features
+
+    def release(self) -> None:
+        """Release the rows: there will be no update of them."""
+        self.prepared.release()
+
+    def release_unused(self) -> None:
+        """Do nothing, because the batch was looked up."""
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Gradients of `outputs` after a backward pass, as `LookupEngine.update_rows` needs them."""
+        grads = (torch.zeros_like(part) if part.grad is None else part.grad for part in self.outputs)
+        return [self._level0.from_network(grad.float().contiguous()) for grad in grads]
+
+
 class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
     """Embedding tables that train themselves: the module that models use, with any engine.
 
@@ -116,14 +155,14 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         """
         return self.engine.prepare(features)
 
-    def forward(self, features: KeyedJagged | AnyHandle) -> Embeddings:
+    def forward(self, features: KeyedJagged | AnyHandle | LookedUp[AnyHandle]) -> Embeddings:
         """Look up every feature of the collection.
 
         Parameters
         ----------
-        features : KeyedJagged or handle
+        features : KeyedJagged, handle or LookedUp
             Ids of the batch, which may also contain other features, in any order; or the handle that `prepare` returned
-            for them.
+            for them. A backward pass updates the rows, except those of a `LookedUp`.
 
         Examples
         --------
@@ -132,6 +171,8 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         >>> embeddings.pooled.shape, embeddings["item"].shape
         (torch.Size([2, 8]), torch.Size([2, 8]))
         """
+        if isinstance(features, LookedUp):
+            return self.named(features.features, *features.outputs)
         training, engine = torch.is_grad_enabled(), self.engine
         if not isinstance(features, KeyedJagged):
             prepared, features = features, features.features
@@ -393,5 +434,5 @@ class FusedLookup(torch.autograd.Function):
         engine = ctx.engine
         gradients = [engine.level0.from_network(part.float().contiguous()) for part in (pooled, *rows)]
         with timed(engine.seconds, "update rows"):
-            engine.update(prepared, gradients[0], gradients[1:], gradient)
+            engine.update_rows(prepared, gradients, weights=gradient)
         return None, gradient, None, None

@@ -7,8 +7,8 @@ So n and k alone determine which slots may be reused, not which batches happen t
 rounding of evicted rows, are therefore the same in every run. If slots became free whenever a batch finishes, bits
 would differ from run to run.
 
-If the norm of all gradients is clipped (`hold_updates`, `apply`), squares are summed in the order of first lookups
-within a table, in float64, and across tables by an exactly rounded sum: the norm has the same bits wherever rows are.
+If the norm of all gradients is clipped (`gradient_norm`), squares are summed in the order of first lookups within a
+table, in float64, and across tables by an exactly rounded sum: the norm has the same bits wherever rows are.
 Weight decay is added afterwards and is not part of the norm, as in torch's optimizers.
 """
 
@@ -19,7 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -301,8 +301,6 @@ class Engine(LookupEngine[Prepared]):
         self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
         self._preparing = threading.Lock()
         self._stepping = threading.Lock()
-        self.holding = False
-        self._pending = list[_Backward]()
 
     # A step
 
@@ -467,8 +465,8 @@ class Engine(LookupEngine[Prepared]):
         ok : Tensor
             ``[1]`` int32 on the device. If it is 0, the step changes nothing.
         """
-        constants, pooled, rows = self.row_numbers(self.step)[1], gradients[0], gradients[1:]
-        for tables, part, of_part in _by_tables(self.tables, staged, pooled, rows):
+        constants = self.row_numbers(self.step)[1]
+        for tables, part, of_part in self._by_tables(staged, gradients):
             tables.memory.queue_update(part, of_part, numbers, constants, ok)
 
     def end(self, prepared: Prepared) -> None:
@@ -487,66 +485,54 @@ class Engine(LookupEngine[Prepared]):
         pooled = self.level0.empty(features.batch_size, self._columns)
         return (pooled, *(row for tables in self.tables for row in tables.read(tables.bags(features), pooled)))
 
-    @traced("update rows")
-    def update(self, prepared: Prepared, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
-        """Apply one optimizer step, and release the rows. The base class describes `prepared`, `pooled` and `rows`.
+    def gradient_norm(self, prepared: Prepared, gradients: Sequence[Tensor]) -> float:
+        """Return the norm of the gradients of a batch, after the gradients of each row are summed.
 
         Parameters
         ----------
-        weights : Tensor or None
-            ``[N]`` zeros, to which the gradients of per-sample weights are added.
+        prepared, gradients
+            As for `update_rows`.
         """
-        with self._stepping:
-            self.health.require()
-            prepared.finish()
-            try:
-                if weights is not None:
-                    self.transfers.wait()
-                    for tables, staged in zip(self.tables, prepared.staged, strict=True):
-                        tables.memory.weight_gradient(staged, pooled, weights)
-            except BaseException:
-                prepared.release()
-                raise
-            self._pending.append(_Backward(prepared, pooled, rows))
-            if not self.holding:
-                self._apply(1.0)
-
-    def hold_updates(self) -> None:
-        """Make `update` keep gradients until `apply` is called, so that their norm can be computed first."""
-        self.holding = True
-
-    def gradient_norm(self) -> float:
-        """Return the norm of all pending gradients, after the gradients of each row are summed."""
         self.transfers.wait()
         squares = [
             square
-            for backward in self._pending
-            for tables, staged, gradients in backward.by_tables(self.tables)
-            for square in tables.memory.square_norms(staged, gradients).tolist()
+            for tables, staged, of_tables in self._by_tables(prepared.staged, gradients)
+            for square in tables.memory.square_norms(staged, of_tables).tolist()
         ]
         # `fsum` rounds once, so the grouping of tables changes no bit.
         return math.sqrt(math.fsum(squares))
 
-    def apply(self, scale: float) -> None:
-        """Apply the pending optimizer steps, with gradients multiplied by `scale`."""
+    @traced("update rows")
+    def update_rows(
+        self, prepared: Prepared, gradients: Sequence[Tensor], scale: float = 1.0, weights: Tensor | None = None
+    ) -> None:
         with self._stepping:
             self.health.require()
-            self._apply(scale)
-
-    def _apply(self, scale: float) -> None:
-        self.transfers.wait()
-        while self._pending:
-            # Removed first: after an error the step must not be applied again.
-            backward = self._pending.pop(0)
+            prepared.finish()
             try:
+                self.transfers.wait()
+                if weights is not None:
+                    for tables, staged in zip(self.tables, prepared.staged, strict=True):
+                        tables.memory.weight_gradient(staged, gradients[0], weights)
                 with self.health.changing("an optimizer step"):
                     rule = self.step_clock.rule_of(self.step, scale)
-                    for tables, staged, gradients in backward.by_tables(self.tables):
-                        tables.update(staged, gradients, rule)
+                    for tables, staged, of_tables in self._by_tables(prepared.staged, gradients):
+                        tables.update(staged, of_tables, rule)
                     # Last, so that an interrupted step is not counted; the tables are then failed anyway.
                     self.step_clock.step += 1
             finally:
-                backward.prepared.release()
+                prepared.release()
+
+    def _by_tables(
+        self, staged: Sequence[StagedBatch], gradients: Sequence[Tensor]
+    ) -> Iterator[tuple[TableGroup, StagedBatch, Gradients]]:
+        """Yield each table group with its part of a batch and its gradients."""
+        pooled, *rows = gradients
+        start = 0
+        for tables, part in zip(self.tables, staged, strict=True):
+            end = start + len(tables.sequence_keys)
+            yield tables, part, Gradients(pooled, rows[start:end])
+            start = end
 
     # Tables by name
 
@@ -652,8 +638,6 @@ class Engine(LookupEngine[Prepared]):
 
     def _require_nothing_ahead(self, what: str) -> None:
         waiting = self.in_flight.unused()
-        if self._pending:
-            raise TrainingError(f"tables cannot be {what} while gradients of rows are pending: call apply first")
         if waiting is not None:
             raise TrainingError(
                 f"tables cannot be {what} while batch {waiting} is prepared and not looked up: train or release() it "
@@ -698,26 +682,3 @@ class Engine(LookupEngine[Prepared]):
             self.health.require()
         for tables in self.tables:
             yield tables, tables.nbytes
-
-
-def _by_tables(
-    groups: Sequence[TableGroup], staged: Sequence[StagedBatch], pooled: Tensor, rows: Sequence[Tensor]
-) -> Iterator[tuple[TableGroup, StagedBatch, Gradients]]:
-    """Yield each table group with its part of a batch and its gradients."""
-    start = 0
-    for tables, part in zip(groups, staged, strict=True):
-        end = start + len(tables.sequence_keys)
-        yield tables, part, Gradients(pooled, rows[start:end])
-        start = end
-
-
-class _Backward(NamedTuple):
-    """A batch after its backward pass, with the gradients of its lookup."""
-
-    prepared: Prepared
-    pooled: Tensor
-    rows: Sequence[Tensor]
-
-    def by_tables(self, groups: Sequence[TableGroup]) -> Iterator[tuple[TableGroup, StagedBatch, Gradients]]:
-        """Yield each table group with its part of the batch and its gradients."""
-        return _by_tables(groups, self.prepared.staged, self.pooled, self.rows)

@@ -457,19 +457,21 @@ class LookupEngine(ABC, Generic[AnyHandle]):
         """Look up the batch `features` for evaluation, as `look_up` does. Neither the cache nor any row changes."""
 
     @abstractmethod
-    def update(self, prepared: AnyHandle, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
-        """Apply one optimizer step, and release the rows.
+    def update_rows(
+        self, prepared: AnyHandle, gradients: Sequence[Tensor], scale: float = 1.0, weights: Tensor | None = None
+    ) -> None:
+        """Apply one step of the row optimizer, and release the rows.
 
         Parameters
         ----------
         prepared : handle
             Batch that was looked up.
-        pooled : Tensor
-            ``[B, sum of dims]`` gradient of the pooled output.
-        rows : sequence of Tensor
-            Gradients of the rows of each sequence feature, in `row_order`.
+        gradients : sequence of Tensor
+            Gradients of the outputs of `look_up`, contiguous float32.
+        scale : float
+            Factor on the gradients.
         weights : Tensor or None
-            ``[N]`` zeros, to which the gradients of per-sample weights are added; None without such weights.
+            ``[N]`` zeros, to which the gradients of per-sample weights are added; None if they are not needed.
         """
 
     # Tables

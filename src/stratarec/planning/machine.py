@@ -665,7 +665,7 @@ def _lines(
         def train(features: KeyedJagged) -> None:
             prepared = engine.prepare(features)
             engine.look_up(prepared)
-            engine.update(prepared, gradient, (), None)
+            engine.update_rows(prepared, (gradient,))
 
         def seconds(work: Callable[[KeyedJagged], None], batches: Sequence[KeyedJagged]) -> float:
             endless = cycle(batches)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -17,17 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.collectives import average, reduce_gradients
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.distributed.wire_formats import WIRES, DenseWireKind
 from stratarec.embedding import Handle
+from stratarec.embedding.collection import LookedUp
 from stratarec.errors import ConfigError
 from stratarec.models.base import CTRModel, Network
 from stratarec.models.layers import statistics
 from stratarec.models.request import Request
 from stratarec.models.towers import TowerNetwork
-from stratarec.progress import timed
+from stratarec.progress import timed, traced
 from stratarec.training.steps.cadence import Observation
 from stratarec.training.steps.step import Stages, StepResult, gradient_norm, refuse_loss
 from stratarec.training.torch_setup import peak_rss_bytes
@@ -87,19 +89,22 @@ class RankStages(Stages):
     """Stages of a step on one rank of a mesh. Loss and gradients include the samples of all ranks."""
 
     def __init__(self, mesh: Mesh, model: CTRModel, *stages: Any, reduction: GradientReducer) -> None:
-        exchange = model if isinstance(model, DisaggregatedModel) else None
-        super().__init__(model, *stages, exchange=exchange, reduction=reduction)
+        super().__init__(model, *stages)
         if model.on_device:
             raise ConfigError(
                 "tables are shared among ranks, so the network must be on the CPU: set train.device to cpu"
             )
-        self.mesh, self.waits = mesh, WaitTimer(mesh)
+        self.mesh, self.waits, self._reduction = mesh, WaitTimer(mesh), reduction
         self._statistics = statistics(self.model.network)
 
-    def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
+    @traced("exchange")
+    def exchange(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
+        return self.model.features(request, stopped) if isinstance(self.model, DisaggregatedModel) else request.features
+
+    def forward(self, batch: Batch, request: Request, rows: LookedUp[Any]) -> Tensor:
         if not batch.size:
-            return self.model.lookup_zero(batch, request, prepared).expand(len(self.model.network.labels))
-        return super().forward(batch, request, prepared)
+            return self.model.lookup_zero(batch, request, rows).expand(len(self.model.network.labels))
+        return super().forward(batch, request, rows)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return, for each label, the weighted sum of the losses of this rank's samples, ``[T]``."""
@@ -112,7 +117,8 @@ class RankStages(Stages):
         with self.waits:
             self.draw(step, self.mesh.place)
             with timed(self.seconds, "forward"):
-                losses = self.forward(batch, request, prepared)
+                rows, request = self.look_up(batch, request, prepared)
+                losses = self.forward(batch, request, rows)
             figures = self.mesh.rows.gather_floats((*losses.tolist(), *self.objective.weights(batch), batch.size))
             *sums, samples = map(sum, zip(*(figures[rank] for rank in self.mesh.order), strict=True))
             weights = sums[len(losses) :]
@@ -120,11 +126,18 @@ class RankStages(Stages):
             if not math.isfinite(value):
                 refuse_loss(value, step)
             with timed(self.seconds, "backward"):
-                self.backward(self.objective.joined(losses, weights))
+                gradients = self.backward(self.objective.joined(losses, weights), rows)
+                with timed(self.seconds, "update rows"):
+                    self.engine.update_rows(rows.prepared, gradients)
             average(self.mesh.rows, self._statistics, batch.size / samples, self.mesh.order)
             with timed(self.seconds, "update network"):
-                self.update(step)
+                self._reduction.reduce(self._weights)
+                self.clip(rows.prepared, gradients)
+                self.update_network(step)
         return StepResult(value, int(samples))
+
+    def norm(self) -> Tensor:
+        return self._reduction.norm(self._weights)
 
     def figures(self) -> list[dict[str, float]]:
         """Return the `RankFigures` of all ranks."""

@@ -362,9 +362,9 @@ def rank_seconds(recipe: Recipe, dataset: Dataset, cluster: Cluster, rank: int |
         )
     stages = rank_stages(recipe, dataset, emulated_mesh(rank, cluster.hosts, cluster.ranks, by_towers=by_towers))
     with torch.random.fork_rng(devices=[]), closing(stages.model.embeddings):
-        batches = list(islice(stages.read(0, 0), _ROUNDS))
+        batches = list(islice(stages.loader.batches(0), _ROUNDS))
         items = ((batch, stages.request(batch)) for batch in cycle(batches))
-        with stages.prepare(items, depth=0, barrier=lambda _: False) as prepared:
+        with stages.prepare_ahead(items, depth=0) as prepared:
             steps = count()
 
             def step() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Timer
 from typing import NoReturn
 
 from stratarec.batch.batch import Batch
-from stratarec.embedding import Handle, Prefetcher
+from stratarec.embedding import Handle
 from stratarec.errors import Interrupted
 from stratarec.models.request import Request
 from stratarec.training.run.build_run import Run
@@ -58,18 +58,9 @@ class Loop:
         self._progress = run.session.progress
         self._losses = Losses(run.state)
         self._seconds, self._earlier_seconds = run.stages.seconds, run.state.stage_seconds
-        self._is_warm = False
+        self._is_warm, self._samples_before = False, run.state.trained_samples
         message = "the first step takes long: kernels are compiled for this machine, once"
         self._compiling = Timer(_LONG_SECONDS, self._progress.say, (message,))
-
-    def step(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
-        """Train one batch and count it. If `request` and `prepared` are None, they are computed in this step."""
-        if not self._is_warm:
-            self._run.session.wait_for_kernels()
-        with ExitStack() as stack:
-            for hook in self._hooks:
-                stack.enter_context(hook(self._state.step))
-            self._losses.count(self._stages.train(self._state.step, batch, request, prepared))
 
     def train(self) -> None:
         """Train to the end of the phase, and write a checkpoint there.
@@ -79,55 +70,68 @@ class Loop:
         Interrupted
             If the user stops the run. A checkpoint is written before.
         """
-        state, total_steps = self._state, self._cadence.total_steps
+        state, stages, cadence = self._state, self._stages, self._cadence
         self._set_rates()
-        self._cadence.saved()
+        cadence.saved()
         if self._decide().evaluate:  # an earlier session was stopped during this evaluation
             self._evaluate()
-            if self._decide().stop:
-                self._stop()
+            self._stop_if_asked()
         at_most = bool(self._run.config.early_stopping.patience)
-        self._progress.start(state.phase, total_steps, "steps", state.step, at_most=at_most)
+        self._progress.start(state.phase, cadence.total_steps, "steps", state.step, at_most=at_most)
         self._compiling.start()
         try:
-            while state.step < total_steps and not state.finished:
-                self._train_epoch()
+            while state.step < cadence.total_steps and not state.finished:
+                self._train_epoch(stages.load(state.epoch, state.batch), state.step)
         finally:
             self._compiling.cancel()
         self._progress.finish()
         if not state.evaluated:
             self._evaluate(closing=True)
-        if self._decide().stop:
-            self._stop()
+        self._stop_if_asked()
         state.finished = True
         self._save()
 
-    def _train_epoch(self) -> None:
-        """Train the rest of an epoch. If tables have tiers, batches are prepared ahead, but never beyond a barrier."""
-        state, cadence = self._state, self._cadence
-        first, samples, began = state.step, state.trained_samples, time.perf_counter()
-
-        def is_barrier(place: int) -> bool:
-            return cadence.is_barrier(first + place + 1)
-
-        with self._run.pipeline.prepared(state.epoch, state.batch, is_barrier) as batches:
-            for item, prepared in batches:
+    def _train_epoch(self, items: Iterator[Item], first: int) -> None:
+        """Train the rest of an epoch, whose first step has number `first`: prepare batches ahead, train each of them,
+        and evaluate, save or stop when the cadence says so.
+        """
+        state, cadence, began = self._state, self._cadence, time.perf_counter()
+        with self._stages.prepare_ahead(items, lambda place: cadence.is_barrier(first + place + 1)) as ahead:
+            for (batch, request), prepared in ahead:
                 waited = time.perf_counter() - began
-                self.step(*item, prepared)
-                state.batch += 1
-                self._count_seconds(time.perf_counter() - began, waited, state.trained_samples - samples)
-                epoch_ended = state.batch == self._run.pipeline.epoch_steps
-                if epoch_ended:
-                    state.epoch, state.batch = state.epoch + 1, 0
+                self._train_step(batch, request, prepared)
+                self._count_seconds(time.perf_counter() - began, waited)
                 if self._curves.is_due(state):
                     self._losses.read()
                 self._curves.add_step(state)
-                self._between_steps(batches)
-                if state.finished or epoch_ended or state.step >= cadence.total_steps:
+                decision = self._decide()
+                if decision.evaluate:
+                    self._evaluate()
+                    decision = self._decide()
+                if decision.drain:
+                    ahead.drain()
+                if decision.stop:
+                    self._stop()
+                if decision.save:
+                    self._save()
+                if state.finished or not state.batch or state.step >= cadence.total_steps:
                     break
                 began = time.perf_counter()
 
-    def _count_seconds(self, seconds: float, waited: float, samples: int) -> None:
+    def _train_step(self, batch: Batch, request: Request, prepared: Handle) -> None:
+        """Train one batch, and move the position of the run behind it."""
+        state = self._state
+        if not self._is_warm:
+            self._run.session.wait_for_kernels()
+        with ExitStack() as stack:
+            for hook in self._hooks:
+                stack.enter_context(hook(state.step))
+            self._losses.count(self._stages.train(state.step, batch, request, prepared))
+        state.batch += 1
+        if state.batch == len(self._run.loader):
+            state.epoch, state.batch = state.epoch + 1, 0
+
+    def _count_seconds(self, seconds: float, waited: float) -> None:
         """Add the time of a step. The first step of a session is not timed, because it may compile kernels."""
         state = self._state
         if self._is_warm:
@@ -138,7 +142,7 @@ class Loop:
             self._compiling.cancel()
             self._is_warm = True
             self._seconds.clear()
-            state.untimed_samples += samples
+            state.untimed_samples += state.trained_samples - self._samples_before
         # The items are copied first, because other threads add stages.
         stages = [*self._seconds.items()]
         state.stage_seconds = {name: value + self._earlier_seconds.get(name, 0.0) for name, value in stages}
@@ -146,18 +150,6 @@ class Loop:
     def _decide(self) -> Decision:
         state = self._state
         return self._cadence.decide(state.step, epoch_ended=state.batch == 0, evaluated=state.evaluated)
-
-    def _between_steps(self, batches: Prefetcher[Item]) -> None:
-        decision = self._decide()
-        if decision.evaluate:
-            self._evaluate()
-            decision = self._decide()
-        if decision.drain:
-            batches.drain()
-        if decision.stop:
-            self._stop()
-        if decision.save:
-            self._save()
 
     def _store_trees(self) -> None:
         """Wait for trees that are being fitted, so that evaluations and checkpoints have them."""
@@ -183,6 +175,10 @@ class Loop:
         if factor != self._stages.rate_factor:
             self._progress.say(f"train.plateau multiplies all learning rates by {factor:g} from now on")
         self._stages.rate_factor = factor
+
+    def _stop_if_asked(self) -> None:
+        if self._decide().stop:
+            self._stop()
 
     def _stop(self) -> NoReturn:
         path = self._save()

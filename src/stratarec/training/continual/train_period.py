@@ -23,7 +23,7 @@ from stratarec.training.raw_logs import typed_schema
 from stratarec.training.resolve import run_steps
 from stratarec.training.steps.graph_step import build_stages
 from stratarec.training.steps.state import TrainingState
-from stratarec.training.steps.step import Losses, Pipeline, loader_config
+from stratarec.training.steps.step import Losses, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner
 from stratarec.training.torch_setup import build_optimizer, largest_fitting_batch, torch_settings
 
@@ -87,11 +87,10 @@ def train_period(
             stages.earlier = before.steps
             if before.rate_factor != 1:
                 stages.rate_factor = before.rate_factor
-            pipeline = Pipeline(stages, 2)
-            progress.start("train", pipeline.epoch_steps, "steps")
+            progress.start("train", len(loader), "steps")
             losses = Losses(position)
-            with pipeline.prepared(before.number, 0, lambda place: False) as batches:
-                for item, prepared in batches:
+            with stages.prepare_ahead(stages.load(before.number)) as ahead:
+                for item, prepared in ahead:
                     losses.count(stages.train(position.step, *item, prepared))
                     tuner.after_step(position.step)
                     progress.advance(1, f"loss {position.smoothed_loss:.4f}")

@@ -35,7 +35,7 @@ from stratarec.training.steps.cadence import Cadence, StopSignal
 from stratarec.training.steps.graph_step import build_stages
 from stratarec.training.steps.members import BestMembers, best_members
 from stratarec.training.steps.state import TrainingState
-from stratarec.training.steps.step import Pipeline, Stages, loader_config
+from stratarec.training.steps.step import Stages, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner
 from stratarec.training.steps.trees import TreeFit
 from stratarec.training.steps.validation import Validation
@@ -69,7 +69,7 @@ class Run:
     optimizer: Optimizer
     """Optimizer of the model's network."""
     loader: Loader
-    pipeline: Pipeline
+    stages: Stages
     members: BestMembers | None
     """Best members, if the model is an ensemble with members that can be separated."""
     checkpoints: CheckpointManager
@@ -79,11 +79,6 @@ class Run:
     """State that the loop updates and checkpoints contain. It is never replaced by another object."""
     rate_factor: float
     """Factor on all learning rates, in addition to that of `train.plateau`."""
-
-    @property
-    def stages(self) -> Stages:
-        """Stages of a training step."""
-        return self.pipeline.stages
 
     def restore(self, path: Path) -> None:
         """Load the weights, rows and optimizer state of a checkpoint of this phase. `state` must be its state."""
@@ -183,9 +178,8 @@ def build_run(
             folder=folder, model=model, optimizer=optimizer, average=stages.average, members=members, config=config,
             identity=identity(recipe, dataset), mesh=mesh, saved=session.saved,
         )  # fmt: skip
-        pipeline = Pipeline(stages, loader.config.prefetch_batches)
         cadence = Cadence(
-            config, config.steps(len(loader)), ahead=pipeline.depth, stop=lambda: session.stop.received,
+            config, config.steps(len(loader)), ahead=stages.engine.lookahead, stop=lambda: session.stop.received,
             **({} if reducer is None else {"agree": reducer.agree}),
         )  # fmt: skip
         validation = Validation(
@@ -195,7 +189,7 @@ def build_run(
         stack.pop_all()
     return Run(
         session=session, config=config, dataset=dataset, plan=plan, model=model, optimizer=optimizer, loader=loader,
-        pipeline=pipeline, members=members, checkpoints=checkpoints, cadence=cadence, validation=validation,
+        stages=stages, members=members, checkpoints=checkpoints, cadence=cadence, validation=validation,
         state=state, rate_factor=rate_factor,
     )  # fmt: skip
 

@@ -363,20 +363,16 @@ class GraphStep:
             on_host = transfers.down(outcome.loss)
             # Without the room behind the rows of sequence features.
             gradients = [part[:count] for part, count in zip(outcome.gradients, counts, strict=True)]
-            pooled, *rows = map(engine.level0.from_network, gradients)
+            rows = [*map(engine.level0.from_network, gradients)]
             norm = transfers.down(stages.norm()) if self._clips_rows else None
             transfers.wait()
             value = stages.finite(float(on_host), step)
-        if self._clips_rows:
-            engine.update(prepared, pooled, rows, None)  # it keeps the gradients until `apply`
         with timed(engine.seconds, "update network"):
-            scale = stages.update(step, norm)
+            scale = stages.clip(prepared, rows, norm)
+            stages.update_network(step)
         # The host updates rows while the device updates the network.
         with timed(engine.seconds, "backward"), timed(engine.seconds, "update rows"):
-            if self._clips_rows:
-                engine.apply(scale)
-            else:
-                engine.update(prepared, pooled, rows, None)
+            engine.update_rows(prepared, rows, scale)
         return value
 
 

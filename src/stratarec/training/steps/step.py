@@ -1,18 +1,20 @@
 """The stages of a training step, from a batch on disk to new weights.
 
-    stage      what happens                                           thread
-    read       the loader yields the next batch                       loader
-    request    list the ids that the batch looks up                   reader
-    exchange   send ids to the ranks that hold their rows             prefetcher
-    prepare    bring the rows into level 0                            prefetcher
-    forward    logits and loss                                        training
-    backward   gradients; rows of tables are updated                  training
-    update     gradients of the network are reduced and applied       training
+    stage            what happens                                     thread
+    load             the loader yields the next batch                 loader
+                     list the ids that the batch looks up             reader
+    prepare ahead    send ids to the ranks that hold their rows       prefetcher
+                     fetch the rows into level 0                      prefetcher
+    look up          pool the rows of the batch                       training
+    forward          logits and loss                                  training
+    backward         gradients of the network and of looked-up rows   training
+    update rows      the row optimizer                                training
+    update network   the network's optimizer, average of weights      training
 
-The first four stages run ahead of the last three, up to a barrier (`Cadence`). `Stages` has a method for each stage. If
-the network is on a device, the last three are one function: `build_stages` returns a subclass (`graph_step`). For
-several processes, an `Exchange` and a `Reduction` are passed in (for one process both are `SingleProcess`), and a
-subclass overrides the methods that differ.
+The first two stages run ahead of the others, up to a barrier (`Cadence`). `Stages` has a method for each stage;
+`Stages.train` calls those of the training thread. With the network on a device, the stages of the training thread are
+one function: `build_stages` returns a subclass (`graph_step`). With several processes, a subclass combines gradients
+(`training/distributed.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -30,8 +32,11 @@ from torch import Tensor, nn
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.loading.loader import Loader, LoaderConfig, run_ahead
+from stratarec.distributed.collectives import never
 from stratarec.embedding import Handle, Prefetcher
+from stratarec.embedding.collection import LookedUp
 from stratarec.embedding.engine import Engine
+from stratarec.embedding.lookup_engine import LookupEngine
 from stratarec.embedding.slots.memory import Tensors
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.models import CTRModel
@@ -107,41 +112,6 @@ class Losses:
         self.state.add_loss(step, result.loss)
 
 
-class Exchange(Protocol):
-    """Sends the ids of a batch to the processes that store their rows."""
-
-    def features(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
-        """Return the ids of all processes that are looked up in this process's tables.
-
-        Raises `Stopped` if `stopped` returns true while this process waits for others.
-        """
-
-
-class Reduction(Protocol):
-    """Combines the gradients of several processes."""
-
-    def reduce(self, weights: Sequence[nn.Parameter]) -> None:
-        """Replace the gradient of each weight by its combination over all processes. Called between backward and
-        update.
-        """
-
-    def norm(self, weights: Sequence[nn.Parameter]) -> Tensor:
-        """Return the norm of the combined gradients of all weights in all processes."""
-
-
-class SingleProcess:
-    """`Exchange` and `Reduction` of a single process, which has all rows and gradients."""
-
-    def features(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
-        return request.features
-
-    def reduce(self, weights: Sequence[nn.Parameter]) -> None:
-        """Leave the gradients as they are."""
-
-    def norm(self, weights: Sequence[nn.Parameter]) -> Tensor:
-        return gradient_norm(weights)
-
-
 class Stages:
     """The stages of a training step, with one method for each.
 
@@ -149,72 +119,82 @@ class Stages:
     ----------
     model : CTRModel
     optimizer : torch.optim.Optimizer
-        Optimizer of the network. Tables are updated in `backward`, without this optimizer.
+        Optimizer of the network. Rows have an optimizer of their own (`LookupEngine.update_rows`).
     config : TrainConfig
-    schedule : Loader
+    loader : Loader
         Loader of the training batches.
-    exchange : Exchange
-    reduction : Reduction
     """
 
-    def __init__(
-        self,
-        model: CTRModel,
-        optimizer: torch.optim.Optimizer,
-        config: TrainConfig,
-        schedule: Loader,
-        *,
-        exchange: Exchange | None = None,
-        reduction: Reduction | None = None,
-    ) -> None:
+    def __init__(self, model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, loader: Loader) -> None:
         config.dense.schedule.require_steps()
-        self.model, self.optimizer, self.config, self._schedule = model, optimizer, config, schedule
-        self._exchange, self._reduction = exchange or SingleProcess(), reduction or SingleProcess()
+        self.model, self.optimizer, self.config, self.loader = model, optimizer, config, loader
+        self.engine: LookupEngine[Any] = model.embeddings.engine
+        if config.clip_rows and not isinstance(self.engine, Engine):
+            raise ConfigError(
+                "train.clip_rows needs the gradients of all rows in one process, but these tables are shared among "
+                "ranks: set it to false (train.clip_norm then only clips the network), or train in one process"
+            )
         labels = model.network.labels
-        self.seconds = model.embeddings.engine.seconds
+        self.seconds = self.engine.seconds
         self.objective = Objective(config.loss_factors(labels), config.class_weights(labels), config.loss)
         self.average = WeightAverage(model.network, config.average)
         self._dropouts = dropouts(model.network)
         self._rate_factor = 1.0
         self.earlier = 0
         """Number of steps before this run or period. Random numbers and averages count them; schedules do not."""
-        self._holding = _holding(model) if config.clip_rows else None
 
     @property
     def refusal(self) -> str:
         """Why steps on a device run without a graph, although they could have one; otherwise empty."""
         return ""
 
-    @property
-    def epoch_steps(self) -> int:
-        """Number of steps in an epoch."""
-        return len(self._schedule)
+    # Ahead of training
 
-    def read(self, epoch: int, first: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch, beginning with number `first`."""
-        return self._schedule.batches(epoch, first)
+    def load(self, epoch: int, first: int = 0) -> Iterator[Item]:
+        """Yield the batches of an epoch from number `first` on, with their requests. Another thread reads ahead."""
+        return run_ahead(lambda: self._loaded(epoch, first), self.loader.config.prefetch_batches)
+
+    def _loaded(self, epoch: int, first: int) -> Iterator[Item]:
+        batches = self.loader.batches(epoch, first)
+        while True:
+            with timed(self.seconds, "read"):
+                batch = next(batches, None)
+                item = None if batch is None else (batch, self.request(batch))
+            if item is None:
+                return
+            yield item
 
     @traced("request")
     def request(self, batch: Batch) -> Request:
         """Return the request of a batch: the ids that it looks up."""
         return self.model.request(batch)
 
-    @traced("exchange")
     def exchange(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
-        """Return the ids of all processes that are looked up in this process's tables."""
-        return self._exchange.features(request, stopped)
+        """Return the ids of all processes that are looked up in this process's tables.
 
-    def prepare(self, items: Iterator[Item], *, depth: int, barrier: Callable[[int], bool]) -> Prefetcher[Item]:
-        """Return a `Prefetcher` that exchanges the ids of each item and fetches their rows into level 0.
-
-        It works `depth` items ahead of training, but not beyond a barrier.
+        Raises `Stopped` if `stopped` returns true while this process waits for others.
         """
-        engine = self.model.embeddings.engine
+        return request.features
 
-        def features(item: Item, stopped: Callable[[], bool]) -> KeyedJagged:
-            return self.exchange(item[1], stopped)
+    def prepare_ahead(
+        self, items: Iterator[Item], barrier: Callable[[int], bool] = lambda place: False, *, depth: int | None = None
+    ) -> Prefetcher[Item]:
+        """Return a context manager that yields ``(item, prepared)``: ids are exchanged, and rows fetched into level 0.
 
-        return Prefetcher(engine, items, features, depth=depth, pause_after=barrier, tensors=self.tensors_of_items())
+        Another thread works ahead of training, but not beyond a barrier.
+
+        Parameters
+        ----------
+        barrier : callable
+            Returns whether the i-th item must be trained before later items are prepared.
+        depth : int
+            Number of items that are prepared ahead; by default the lookahead of the tables.
+        """
+        depth = self.engine.lookahead if depth is None else depth
+        return Prefetcher(
+            self.engine, items, lambda item, stopped: self.exchange(item[1], stopped), depth=depth,
+            pause_after=barrier, tensors=self.tensors_of_items(),
+        )  # fmt: skip
 
     def tensors_of_items(self) -> Callable[[Item], Tensors] | None:
         """Return a function that is called with each item from now on, and returns the tensors that its ids take along.
@@ -223,92 +203,12 @@ class Stages:
         """
         return None
 
-    @property
-    def rate_factor(self) -> float:
-        """Factor on all learning rates, used from the next step on."""
-        return self._rate_factor
-
-    @rate_factor.setter
-    def rate_factor(self, factor: float) -> None:
-        self._rate_factor = self.model.embeddings.engine.step_clock.rate_factor = factor
-
-    def draw(self, step: int, rank: int = 0) -> None:
-        """Seed the random numbers of the network for a step on one rank."""
-        seed_dropout(self._dropouts, self.config.seed, self.earlier + step, rank)
-
-    @traced("forward")
-    def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
-        """Return the scalar loss of a batch."""
-        with autocast(self.config.precision, self.model.device):
-            logits = self.model(batch, request, prepared)
-        return self.loss(logits, batch)
-
-    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the scalar loss of a batch with these logits."""
-        return self.objective.mean(logits, batch)
-
-    @traced("backward")
-    def backward(self, loss: Tensor) -> None:
-        """Compute all gradients, and update the rows unless the engine keeps their gradients for a later update."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    def rate(self, step: int) -> float:
-        """Return the learning rate of the network at `step`. It is a float32 number, as in the memory of a device."""
-        dense = self.config.dense
-        return float(np.float32(dense.learning_rate * dense.schedule.factor(step) * self.rate_factor))
-
-    def norm(self) -> Tensor:
-        """Return the norm of the network's gradients, over all processes."""
-        return self._reduction.norm(self._weights)
-
-    @property
-    def _weights(self) -> list[nn.Parameter]:
-        return [weight for group in self.optimizer.param_groups for weight in group["params"]]
-
-    @traced("update")
-    def update(self, step: int, norm: Tensor | None = None) -> float:
-        """Update the network at the learning rate of `step`, and return the factor by which row gradients are clipped.
-
-        Parameters
-        ----------
-        norm : Tensor
-            Norm of the network's gradients, if it is already computed.
-        """
-        weights = self._weights
-        self._reduction.reduce(weights)
-        scale = 1.0
-        if self.config.clip_norm:
-            scale = self._clip(weights, self.config.clip_norm, self.norm() if norm is None else norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate(step)
-        self.optimizer.step()
-        self.average.update(self.average.share(self.earlier + step))
-        return scale
-
-    def _clip(self, weights: Sequence[nn.Parameter], limit: float, norm: Tensor) -> float:
-        """Scale the network's gradients down so that their norm is at most `limit`, and return the factor for row
-        gradients.
-
-        `norm` is the norm of the network's gradients. If rows are clipped, too, the limit is for the norm of all
-        gradients together.
-        """
-        if self._holding is None:
-            nn.utils.clip_grads_with_norm_(weights, limit, norm)
-            return 1.0
-        norm = torch.hypot(norm, torch.tensor(self._holding.gradient_norm(), dtype=norm.dtype))
-        nn.utils.clip_grads_with_norm_(weights, limit, self.model.embeddings.engine.transfers.up(norm))
-        # The formula of `clip_grads_with_norm_`.
-        return min(limit / (norm.item() + 1e-6), 1.0)
-
-    def figures(self) -> list[dict[str, float]]:
-        """Return the `RankFigures` of each process, if there are several; otherwise an empty list."""
-        return []
+    # A step
 
     def train(
         self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
     ) -> StepResult:
-        """Train one batch: run `forward`, `backward` and `update`.
+        """Train one batch. If `request` and `prepared` are None, they are computed in this step.
 
         Raises
         ------
@@ -318,16 +218,38 @@ class Stages:
         """
         self.draw(step)
         with timed(self.seconds, "forward"):
-            loss = self.forward(batch, request, prepared)
+            rows, request = self.look_up(batch, request, prepared)
+            loss = self.forward(batch, request, rows)
             value = self.finite(loss.item(), step)
         with timed(self.seconds, "backward"):
-            self.backward(loss)
+            gradients = self.backward(loss, rows)
         with timed(self.seconds, "update network"):
-            scale = self.update(step)
-        if self._holding is not None:
-            with timed(self.seconds, "backward"), timed(self.seconds, "update rows"):
-                self._holding.apply(scale)
+            scale = self.clip(rows.prepared, gradients)
+        with timed(self.seconds, "backward"), timed(self.seconds, "update rows"):
+            self.engine.update_rows(rows.prepared, gradients, scale)
+        with timed(self.seconds, "update network"):
+            self.update_network(step)
         return StepResult(value, batch.size)
+
+    def draw(self, step: int, rank: int = 0) -> None:
+        """Seed the random numbers of the network for a step on one rank."""
+        seed_dropout(self._dropouts, self.config.seed, self.earlier + step, rank)
+
+    def look_up(self, batch: Batch, request: Request | None, prepared: Handle | None) -> tuple[LookedUp[Any], Request]:
+        """Look up the rows of a batch, and return them with the request of the batch."""
+        request = request or self.request(batch)
+        return LookedUp(self.engine, prepared or self.engine.prepare_now(self.exchange(request, never))), request
+
+    @traced("forward")
+    def forward(self, batch: Batch, request: Request, rows: LookedUp[Any]) -> Tensor:
+        """Return the scalar loss of a batch."""
+        with autocast(self.config.precision, self.model.device):
+            logits = self.model(batch, request, rows)
+        return self.loss(logits, batch)
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the scalar loss of a batch with these logits."""
+        return self.objective.mean(logits, batch)
 
     def finite(self, loss: float, step: int) -> float:
         """Return the loss of a step; `TrainingError` if it is not finite."""
@@ -335,17 +257,72 @@ class Stages:
             refuse_loss(loss, step)
         return loss
 
+    @traced("backward")
+    def backward(self, loss: Tensor, rows: LookedUp[Any]) -> list[Tensor]:
+        """Compute the gradients of the network and of looked-up rows, and return those of the rows."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return rows.gradients
 
-def _holding(model: CTRModel) -> Engine:
-    """Make a model's engine keep the gradients of rows until they are scaled and applied, and return the engine."""
-    engine = model.embeddings.engine
-    if not isinstance(engine, Engine):
-        raise ConfigError(
-            "train.clip_rows needs the gradients of all rows in one process, but these tables are shared among ranks: "
-            "set it to false (train.clip_norm then only clips the network), or train in one process"
-        )
-    engine.hold_updates()
-    return engine
+    def clip(self, prepared: Any, gradients: Sequence[Tensor], norm: Tensor | None = None) -> float:
+        """Scale the network's gradients down so that their norm is at most `train.clip_norm`; return the factor for
+        gradients of rows.
+
+        With `train.clip_rows`, the limit is for the norm of all gradients together. Without, the factor is 1.
+
+        Parameters
+        ----------
+        prepared, gradients
+            As for `LookupEngine.update_rows`; only `train.clip_rows` needs the gradients.
+        norm : Tensor
+            Norm of the network's gradients, if it is already computed.
+        """
+        limit, weights = self.config.clip_norm, self._weights
+        if not limit:
+            return 1.0
+        norm = self.norm() if norm is None else norm
+        if not self.config.clip_rows:
+            nn.utils.clip_grads_with_norm_(weights, limit, norm)
+            return 1.0
+        assert isinstance(self.engine, Engine)
+        norm = torch.hypot(norm, torch.tensor(self.engine.gradient_norm(prepared, gradients), dtype=norm.dtype))
+        nn.utils.clip_grads_with_norm_(weights, limit, self.engine.transfers.up(norm))
+        # The formula of `clip_grads_with_norm_`.
+        return min(limit / (norm.item() + 1e-6), 1.0)
+
+    def norm(self) -> Tensor:
+        """Return the norm of the network's gradients, over all processes."""
+        return gradient_norm(self._weights)
+
+    @property
+    def _weights(self) -> list[nn.Parameter]:
+        return [weight for group in self.optimizer.param_groups for weight in group["params"]]
+
+    @property
+    def rate_factor(self) -> float:
+        """Factor on all learning rates, used from the next step on."""
+        return self._rate_factor
+
+    @rate_factor.setter
+    def rate_factor(self, factor: float) -> None:
+        self._rate_factor = self.engine.step_clock.rate_factor = factor
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of the network at `step`. It is a float32 number, as in the memory of a device."""
+        dense = self.config.dense
+        return float(np.float32(dense.learning_rate * dense.schedule.factor(step) * self.rate_factor))
+
+    @traced("update")
+    def update_network(self, step: int) -> None:
+        """Update the network at the learning rate of `step`."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(step)
+        self.optimizer.step()
+        self.average.update(self.average.share(self.earlier + step))
+
+    def figures(self) -> list[dict[str, float]]:
+        """Return the `RankFigures` of each process, if there are several; otherwise an empty list."""
+        return []
 
 
 def gradient_norm(weights: Iterable[nn.Parameter]) -> Tensor:
@@ -359,49 +336,6 @@ def refuse_loss(value: float, step: int) -> NoReturn:
         f"the loss is {value} at step {step}; lower train.dense.learning_rate or "
         "train.embedding.learning_rate. The last checkpoint is unchanged."
     )
-
-
-class Pipeline:
-    """Runs the stages before `forward` ahead of training.
-
-    Parameters
-    ----------
-    stages : Stages
-    ahead : int
-        Number of batches that are read and requested ahead.
-    """
-
-    def __init__(self, stages: Stages, ahead: int) -> None:
-        self.stages, self._ahead = stages, ahead
-        engine = stages.model.embeddings.engine
-        # Number of batches prepared ahead of training.
-        self.depth = engine.lookahead
-        self.epoch_steps = stages.epoch_steps
-
-    def items(self, epoch: int, first: int = 0) -> Iterator[Item]:
-        """Yield the batches of an epoch with their requests. Another thread reads them ahead."""
-        return run_ahead(lambda: self._requested(epoch, first), self._ahead)
-
-    def _requested(self, epoch: int, first: int) -> Iterator[Item]:
-        stages = self.stages
-        batches = stages.read(epoch, first)
-        while True:
-            with timed(stages.seconds, "read"):
-                batch = next(batches, None)
-                item = None if batch is None else (batch, stages.request(batch))
-            if item is None:
-                return
-            yield item
-
-    def prepared(self, epoch: int, first: int, barrier: Callable[[int], bool]) -> Prefetcher[Item]:
-        """Return a `Prefetcher` for the rest of an epoch: a context manager that yields pairs ``(item, prepared)``.
-
-        Parameters
-        ----------
-        barrier : callable
-            Returns whether the i-th item must be trained before later items are prepared.
-        """
-        return self.stages.prepare(self.items(epoch, first), depth=self.depth, barrier=barrier)
 
 
 def loader_config(config: TrainConfig) -> LoaderConfig:
