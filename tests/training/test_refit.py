@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from stratarec.training.continual.continual_run import continue_run
 from stratarec.training.evaluate import ScoredSamples, fit, score_split
 from stratarec.training.resolve import check_refit, resolve
 from stratarec.training.run import periods
+from stratarec.training.run.build_run import Run, build_run
 from stratarec.training.run.open_run import open_run
 from stratarec.training.run.run_directory import read_recipe, read_result, write_result
 from stratarec.training.steps.members import select_weights
@@ -104,7 +107,7 @@ def test_the_phase_continues_the_tested_model_on_the_held_out_samples(run: Path,
     stages = Stages(model, optimizer, recipe.train, Loader(dataset.joined(("valid", "test")), "train", loader))
     checkpoint.continue_from(result.tested(run), model, optimizer, stages.average, read_recipe(run).train.embedding)
     stages.earlier = int(result.checkpoint.removeprefix("step-"))
-    for step, batch in enumerate(stages.read(0, 0)):
+    for step, batch in enumerate(stages.loader.batches(0)):
         stages.train(step, batch)
     with stages.average.shown():
         state = {"step": step + 1, "training": checkpoint.read_state(served(run))["training"], "identity": {}}
@@ -132,6 +135,30 @@ def test_the_model_that_is_used_has_a_calibration_by_validation_and_test_samples
         assert used.maps == result.refit_calibration == fit(("platt",), ScoredSamples.joined(samples))
     assert main(["export", str(run), "-o", str(tmp_path / "export")]) == 0
     assert Scorer.open(tmp_path / "export").manifest.calibration == result.refit_calibration
+
+
+def test_the_parts_of_the_first_phase_are_released_before_the_second_phase(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both models together could need more memory than the machine has."""
+    recipe = recipe_of(tmp_path, data)
+    trainer = Trainer(recipe, Dataset.open(recipe.data.path))
+    build, models, alive = trainer.build, list[Any](), list[Any]()
+
+    def first() -> Run:
+        parts = build()
+        models.append(weakref.ref(parts.model))
+        return parts
+
+    def second(*args: Any, **options: Any) -> Run:
+        gc.collect()
+        alive.append(models[0]())
+        return build_run(*args, **options)
+
+    trainer.build = first  # type: ignore[method-assign]
+    monkeypatch.setattr("stratarec.training.run.refit.build_run", second)
+    trainer.train()
+    assert alive == [None]
 
 
 @pytest.mark.parametrize("step", [1, 10], ids=["before a checkpoint", "after a checkpoint"])

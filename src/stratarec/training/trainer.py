@@ -113,7 +113,7 @@ class Trainer:
     ) -> None:
         mesh = mesh or Mesh.alone()
         self._resolved = resolve(recipe, dataset, mesh, named=named, earlier=earlier)
-        self.recipe = self._resolved.recipe
+        self.recipe, self._dataset, self._mesh = self._resolved.recipe, dataset, self._resolved.mesh
         check_rows_device(self.recipe, self._resolved.device, plan)
         self.run = named_directory(self.recipe.run)
         self._given_plan = plan
@@ -121,22 +121,22 @@ class Trainer:
         self._directory = RunDirectory(self.run)
         self._copy_to_mirror: Callable[[], None] = lambda: None
         self._session = Session(
-            threads=ThreadTuner(self.recipe.train.threads, self._resolved.mesh.ranks // self._resolved.mesh.hosts),
+            threads=ThreadTuner(self.recipe.train.threads, self._mesh.ranks // self._mesh.hosts),
             stop=StopSignal(f"stopped at once; {self.run} is at its last checkpoint; resume with --resume"),
             progress=(progress or progress_of_notebook()) if mesh.is_first else SilentProgress(),
             saved=self._after_checkpoint,
         )
         self.state = TrainingState()
         """State of the run. If the run resumes, it is that of the checkpoint."""
+        self.parts: Run
+        """All parts of the run, from the beginning of `train` until they are released for a refit."""
         self.hooks: list[Hook] = []
         """Functions whose contexts surround every step."""
 
     def build(self) -> Run:
         """Build all parts of the run, with initial weights and rows. `train` does this itself."""
-        recipe, dataset, mesh, device = (
-            self.recipe, self._resolved.dataset, self._resolved.mesh, self._resolved.device
-        )  # fmt: skip
-        plan = find_plan(self.run, recipe, dataset, mesh, device, self._given_plan)
+        device = self._resolved.device
+        plan = find_plan(self.run, self.recipe, self._dataset, self._mesh, device, self._given_plan)
         return build_run(self._resolved, self._session, self._directory.checkpoints, plan, self.state)
 
     def train(
@@ -198,14 +198,14 @@ class Trainer:
     def _refit(self, result: dict[str, Any]) -> dict[str, Any]:
         """Train the tested model on the other samples, and add the served checkpoint to the result."""
         plan, epoch_steps = self.parts.plan, len(self.parts.loader)
-        self.parts.close()
+        self._close()
         del self.parts  # the second phase can use their memory
         tested, calibrated = self._directory.checkpoints / result["checkpoint"], bool(result.get("refit_calibration"))
         served = refit(
             self._resolved, self._session, self.run, tested, plan, epoch_steps=epoch_steps, is_calibrated=calibrated
         )  # fmt: skip
         result = {**result, "refit": served}
-        self._resolved.mesh.first(lambda: write_result(self.run, result))
+        self._mesh.first(lambda: write_result(self.run, result))
         return result
 
     def fit(self, callback: EvaluationCallback, *, resume: bool = False) -> TrainingState:
@@ -257,15 +257,14 @@ class Trainer:
         if self._used:
             raise TrainingError("this trainer has trained already; make a new Trainer for each run")
         self._used = True
-        config, dataset, mesh = self.recipe.train, self._resolved.dataset, self._resolved.mesh
-        session = self._session
+        config, dataset, mesh = self.recipe.train, self._dataset, self._mesh
         with ExitStack() as stack:
             if mesh.ranks == 1 and self._resolved.device.type == "cpu":
                 tables = build_tables(self.recipe.model, dataset.schema, dataset.table_rows())
                 # It forks: before kernels start threads, and before this process has locks, which a child would share.
                 compiled = compile_update({table.embedding_dim for table in tables}, config.embedding)
                 stack.callback(compiled)
-                self._session = session = replace(session, wait_for_kernels=compiled)
+                self._session = replace(self._session, wait_for_kernels=compiled)
             stack.enter_context(dataset.locked())
             warm_start = None
             if earlier is not None and not (resume and checkpoint.list_checkpoints(self._directory.checkpoints)):
@@ -279,13 +278,13 @@ class Trainer:
             if last is not None:
                 check_identity(last, identity(self.recipe, dataset), dataset)
                 self.state = TrainingState(**checkpoint.read_state(last)["training"])
-            parts = self.parts = self.build()
-            stack.callback(parts.close)
+            self.parts = self.build()
+            stack.callback(self._close)
             if last is not None:
-                resume_state(self.run, last, self.recipe, self.state, parts.cadence.total_steps)
-            stack.enter_context(torch_settings(threads=session.threads.threads, seed=config.seed))
+                resume_state(self.run, last, self.recipe, self.state, self.parts.cadence.total_steps)
+            stack.enter_context(torch_settings(threads=self._session.threads.threads, seed=config.seed))
             if resume and last is None:
-                session.progress.say(f"{self.run} has no checkpoint to resume from; starting from the beginning")
+                self._session.progress.say(f"{self.run} has no checkpoint to resume from; starting from the beginning")
             yield last, self._begin(stack, warm_start) if last is None else None
 
     def _begin(self, stack: ExitStack, warm_start: WarmStart | None) -> TreeFit | None:
@@ -300,6 +299,11 @@ class Trainer:
         # Validation can choose the weights of members.
         return None if parts.members is None else parts.fit_trees(stack, parts.dataset)
 
+    def _close(self) -> None:
+        """Release the tables of the run, unless a refit has dropped all parts already."""
+        if "parts" in vars(self):
+            self.parts.close()
+
     def _open_mirror(self, *, resume: bool, overwrite: bool) -> RunMirror | None:
         """Open the mirror of the run, on the first rank, and copy what a resumed run lacks. None without a mirror."""
         mirrors: list[RunMirror] = []
@@ -309,7 +313,7 @@ class Trainer:
             mirrors[0].prepare(resume=resume, overwrite=overwrite)
 
         if self.recipe.train.mirror:
-            self._resolved.mesh.first(prepare)
+            self._mesh.first(prepare)
         return mirrors[0] if mirrors else None
 
     def _after_checkpoint(self) -> None:
@@ -318,7 +322,7 @@ class Trainer:
 
     def _train(self, trees: TreeFit | None, callback: EvaluationCallback | None, then: Callable[[], T]) -> T:
         """Train to the end, unless the run is finished already; then call `then` and return its result."""
-        config, mesh, session, parts = self.recipe.train, self._resolved.mesh, self._session, self.parts
+        config, mesh, session, parts = self.recipe.train, self._mesh, self._session, self.parts
         finished = self.state.finished
         mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
         if not finished:
@@ -343,7 +347,7 @@ class Trainer:
         return result
 
     def _writers(self) -> AbstractContextManager[Any]:
-        if not self._resolved.mesh.is_first:
+        if not self._mesh.is_first:
             return nullcontext()
         of = CurvesOf(name=self.recipe.name, run=self.run, recipe=self.recipe.chosen, step=self.state.step)
         return curve_writers(self.recipe.train.curves, of, self._session.progress.say)
@@ -355,7 +359,7 @@ class Trainer:
         path = parts.checkpoints.load_best(state.step if entry is None else entry["step"], current=state.step)
         evaluation = FinalEvaluation(
             run=self.run, recipe=self.recipe, dataset=parts.dataset, model=parts.model, plan=parts.plan,
-            progress=self._session.progress, check=parts.cadence.check, mesh=self._resolved.mesh,
+            progress=self._session.progress, check=parts.cadence.check, mesh=self._mesh,
             figures=parts.stages.figures, sharing=self._session.threads.remark,
         )  # fmt: skip
         result = evaluation.write(state, path)

@@ -109,7 +109,7 @@ def refit(
         )  # fmt: skip
         stack.callback(parts.close)
         stack.enter_context(torch_settings(threads=session.threads.threads, seed=config.seed))
-        trees = None
+        fit = None
         if last is None:
             parts.checkpoints.continue_from(tested, first.recipe.train.embedding)
             if not is_calibrated:
@@ -117,10 +117,9 @@ def refit(
             state.threads = session.threads.threads
             mesh.first(lambda: write_recipe(folder.parent, recipe))
             mesh.first(lambda: write_plan(folder.parent, recipe, plan))
-            if (found := parts.model.network.trees) is not None and found.counts.any():
-                trees = parts.fit_trees(
-                    stack, everything, growth=everything.samples("train") / first.dataset.samples("train")
-                )
+            if (trees := parts.model.network.trees) is not None and trees.counts.any():
+                growth = everything.samples("train") / first.dataset.samples("train")
+                fit = parts.fit_trees(stack, everything, growth=growth)
             session.progress.say(f"refit: one pass over {samples:,} samples, from {tested}")
         else:
             parts.restore(last)
@@ -130,7 +129,7 @@ def refit(
         )  # fmt: skip
         with session.stop.handled(), session.threads, parts.guarded():
             if not state.finished:
-                Loop(parts, curves, trees=trees).train()
+                Loop(parts, curves, trees=fit).train()
         path = checkpoint.step_path(folder, state.step)
         mesh.first(lambda: checkpoint.prune(folder, 1, {path}))
     return {"checkpoint": path.name, "steps": state.step, "samples": samples}

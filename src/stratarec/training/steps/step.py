@@ -172,7 +172,7 @@ class Stages:
     def exchange(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
         """Return the ids of all processes that are looked up in this process's tables.
 
-        Raises `Stopped` if `stopped` returns true while this process waits for others.
+        Raises `WaitAbandoned` if `stopped` returns true while this process waits for others.
         """
         return request.features
 
