@@ -67,7 +67,8 @@ class LookedUp(Generic[AnyHandle]):
     """
 
     def __init__(self, engine: LookupEngine[AnyHandle], prepared: AnyHandle) -> None:
-        self._level0, self.prepared = engine.level0, prepared
+        self.prepared = prepared
+        self._level0 = engine.level0
         with timed(engine.seconds, "look up"):
             rows = engine.look_up(prepared)
         self.outputs = tuple(self._level0.to_network(part).requires_grad_() for part in rows)

@@ -94,7 +94,9 @@ class RankStages(Stages):
             raise ConfigError(
                 "tables are shared among ranks, so the network must be on the CPU: set train.device to cpu"
             )
-        self.mesh, self.waits, self._reduction = mesh, WaitTimer(mesh), reduction
+        self.mesh = mesh
+        self.waits = WaitTimer(mesh)
+        self._reduction = reduction
         self._statistics = statistics(self.model.network)
 
     @traced("exchange")
@@ -139,6 +141,13 @@ class RankStages(Stages):
     def norm(self) -> Tensor:
         return self._reduction.norm(self._weights)
 
+    def agree(self, observation: Observation) -> Observation:
+        """Return an observation that is equal on all ranks: with rank 0's age of the checkpoint, and a stop if any
+        rank was asked to stop.
+        """
+        figures = self.mesh.rows.gather_floats([observation.checkpoint_age_seconds, observation.stop])
+        return Observation(checkpoint_age_seconds=figures[0][0], stop=any(stop for _, stop in figures))
+
     def figures(self) -> list[dict[str, float]]:
         """Return the `RankFigures` of all ranks."""
         mesh, waits, embeddings = self.mesh, self.waits, self.model.embeddings
@@ -160,7 +169,7 @@ class RankStages(Stages):
 
 
 class GradientReducer:
-    """Adds the gradients of several processes, in the order of samples, and makes the processes agree when to stop.
+    """Adds the gradients of several processes, in the order of samples.
 
     Parameters
     ----------
@@ -199,10 +208,3 @@ class GradientReducer:
 
     def _common_weights(self, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         return [weight for weight in weights if id(weight) not in self._of_towers]
-
-    def agree(self, observation: Observation) -> Observation:
-        """Return an observation that is equal on all ranks: with rank 0's age of the checkpoint, and a stop if any
-        rank was asked to stop.
-        """
-        figures = self._mesh.rows.gather_floats([observation.checkpoint_age_seconds, observation.stop])
-        return Observation(checkpoint_age_seconds=figures[0][0], stop=any(stop for _, stop in figures))

@@ -13,6 +13,7 @@ from stratarec.batch.batch import Batch
 from stratarec.embedding import Handle
 from stratarec.errors import Interrupted
 from stratarec.models.request import Request
+from stratarec.reporting.curve_writers import CurveWriters
 from stratarec.training.run.build_run import Run
 from stratarec.training.steps.cadence import Decision
 from stratarec.training.steps.state import Evaluation, rate_factor
@@ -34,8 +35,8 @@ class Loop:
     ----------
     run : Run
         Parts and state of the phase. Weights and rows must be those of the state.
-    curves : Curves
-        Receives the figures of steps and evaluations.
+    writers : CurveWriters or None
+        Writers of the curves; None if no curves are written.
     callback : callable
         Called after each evaluation with all evaluations of the run. If it raises an exception, the run ends.
     trees : TreeFit
@@ -47,18 +48,25 @@ class Loop:
     def __init__(
         self,
         run: Run,
-        curves: Curves,
+        writers: CurveWriters | None = None,
         *,
         callback: EvaluationCallback | None = None,
         trees: TreeFit | None = None,
         hooks: Sequence[Hook] = (),
     ) -> None:
-        self._run, self._curves, self._callback, self._trees, self._hooks = run, curves, callback, trees, hooks
-        self._state, self._stages, self._cadence = run.state, run.stages, run.cadence
+        self._run = run
+        self._callback = callback
+        self._trees = trees
+        self._hooks = hooks
+        self._state = run.state
+        self._stages = run.stages
+        self._cadence = run.cadence
         self._progress = run.session.progress
         self._losses = Losses(run.state)
-        self._seconds, self._earlier_seconds = run.stages.seconds, run.state.stage_seconds
-        self._is_warm, self._samples_before = False, run.state.trained_samples
+        self._curves = Curves(writers, run.model, run.optimizer, run.config.log_every, self._progress)
+        self._seconds_before = run.state.stage_seconds
+        self._samples_before = run.state.trained_samples
+        self._is_warm = False
         message = "the first step takes long: kernels are compiled for this machine, once"
         self._compiling = Timer(_LONG_SECONDS, self._progress.say, (message,))
 
@@ -133,19 +141,19 @@ class Loop:
 
     def _count_seconds(self, seconds: float, waited: float) -> None:
         """Add the time of a step. The first step of a session is not timed, because it may compile kernels."""
-        state = self._state
+        state, timed_seconds = self._state, self._stages.seconds
         if self._is_warm:
             state.train_seconds += seconds
-            self._seconds["wait"] = self._seconds.get("wait", 0.0) + waited
+            timed_seconds["wait"] = timed_seconds.get("wait", 0.0) + waited
             self._run.session.threads.after_step(state.step)
         else:
             self._compiling.cancel()
             self._is_warm = True
-            self._seconds.clear()
+            timed_seconds.clear()
             state.untimed_samples += state.trained_samples - self._samples_before
         # The items are copied first, because other threads add stages.
-        stages = [*self._seconds.items()]
-        state.stage_seconds = {name: value + self._earlier_seconds.get(name, 0.0) for name, value in stages}
+        stages = [*timed_seconds.items()]
+        state.stage_seconds = {name: value + self._seconds_before.get(name, 0.0) for name, value in stages}
 
     def _decide(self) -> Decision:
         state = self._state

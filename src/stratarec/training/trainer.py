@@ -58,7 +58,6 @@ from stratarec.training.steps.state import TrainingState, best
 from stratarec.training.steps.thread_tuner import ThreadTuner
 from stratarec.training.steps.trace import Hook, tracing
 from stratarec.training.steps.trees import TreeFit
-from stratarec.training.steps.validation import Curves
 from stratarec.training.torch_setup import torch_settings
 
 T = TypeVar("T")
@@ -113,7 +112,9 @@ class Trainer:
     ) -> None:
         mesh = mesh or Mesh.alone()
         self._resolved = resolve(recipe, dataset, mesh, named=named, earlier=earlier)
-        self.recipe, self._dataset, self._mesh = self._resolved.recipe, dataset, self._resolved.mesh
+        self.recipe = self._resolved.recipe
+        self._dataset = dataset
+        self._mesh = self._resolved.mesh
         check_rows_device(self.recipe, self._resolved.device, plan)
         self.run = named_directory(self.recipe.run)
         self._given_plan = plan
@@ -335,11 +336,7 @@ class Trainer:
         traced = tracing(config, mesh, self.run, session.progress)
         with self._writers() as writers, session.stop.handled(), session.threads, traced as traces, parts.guarded():
             if not finished:
-                curves = Curves(
-                    writers=writers, model=parts.model, optimizer=parts.optimizer, every=config.log_every,
-                    progress=session.progress,
-                )  # fmt: skip
-                Loop(parts, curves, callback=callback, trees=trees, hooks=(*self.hooks, *traces)).train()
+                Loop(parts, writers, callback=callback, trees=trees, hooks=(*self.hooks, *traces)).train()
                 for refusal in filter(None, (parts.model.embeddings.engine.transfers.refusal, parts.stages.refusal)):
                     session.progress.say(refusal)
             result = then()

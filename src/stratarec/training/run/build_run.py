@@ -166,7 +166,7 @@ def build_run(
         stack.callback(model.embeddings.close)
         optimizer = build_optimizer(config.dense, model.network)
         loader = build_loader(recipe, dataset, mesh, plan, session.progress)
-        reducer, stages = None, None
+        stages: Stages
         if mesh.ranks == 1:
             stages = build_stages(model, optimizer, config, loader)
         else:
@@ -180,7 +180,7 @@ def build_run(
         )  # fmt: skip
         cadence = Cadence(
             config, config.steps(len(loader)), ahead=stages.engine.lookahead, stop=lambda: session.stop.received,
-            **({} if reducer is None else {"agree": reducer.agree}),
+            agree=stages.agree,
         )  # fmt: skip
         validation = Validation(
             model=model, dataset=dataset, config=config, progress=session.progress, check=cadence.check, mesh=mesh,

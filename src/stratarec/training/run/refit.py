@@ -41,7 +41,6 @@ from stratarec.training.run.build_run import Run, Session, build_run, find_plan
 from stratarec.training.run.run_directory import REFIT, write_plan, write_recipe
 from stratarec.training.steps.members import best_members
 from stratarec.training.steps.state import TrainingState, rate_factor
-from stratarec.training.steps.validation import Curves
 from stratarec.training.torch_setup import torch_settings
 
 # Factor on learning rates for samples that the tested model has seen. With 1, a log of a million rows lost 0.01 AUC.
@@ -123,13 +122,9 @@ def refit(
             session.progress.say(f"refit: one pass over {samples:,} samples, from {tested}")
         else:
             parts.restore(last)
-        curves = Curves(
-            writers=None, model=parts.model, optimizer=parts.optimizer, every=config.log_every,
-            progress=session.progress,
-        )  # fmt: skip
         with session.stop.handled(), session.threads, parts.guarded():
             if not state.finished:
-                Loop(parts, curves, trees=fit).train()
+                Loop(parts, trees=fit).train()
         path = checkpoint.step_path(folder, state.step)
         mesh.first(lambda: checkpoint.prune(folder, 1, {path}))
     return {"checkpoint": path.name, "steps": state.step, "samples": samples}

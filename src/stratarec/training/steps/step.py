@@ -45,6 +45,7 @@ from stratarec.models.layers import dropouts, seed_dropout
 from stratarec.models.request import Request
 from stratarec.progress import timed, traced
 from stratarec.recipe.train_section import AverageConfig, TrainConfig
+from stratarec.training.steps.cadence import Observation
 from stratarec.training.steps.loss import Objective
 from stratarec.training.steps.state import TrainingState
 
@@ -127,7 +128,10 @@ class Stages:
 
     def __init__(self, model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, loader: Loader) -> None:
         config.dense.schedule.require_steps()
-        self.model, self.optimizer, self.config, self.loader = model, optimizer, config, loader
+        self.model = model
+        self.optimizer = optimizer
+        self.config = config
+        self.loader = loader
         self.engine: LookupEngine[Any] = model.embeddings.engine
         if config.clip_rows and not isinstance(self.engine, Engine):
             raise ConfigError(
@@ -319,6 +323,10 @@ class Stages:
             group["lr"] = self.rate(step)
         self.optimizer.step()
         self.average.update(self.average.share(self.earlier + step))
+
+    def agree(self, observation: Observation) -> Observation:
+        """Return an observation of clock and stop signal that is equal in all processes."""
+        return observation
 
     def figures(self) -> list[dict[str, float]]:
         """Return the `RankFigures` of each process, if there are several; otherwise an empty list."""

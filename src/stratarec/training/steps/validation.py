@@ -24,7 +24,7 @@ from stratarec.training.steps.state import TrainingState, best, networks_are_unu
 from stratarec.training.steps.step import WeightAverage
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Curves:
     """Records the curves of training and validation."""
 
