@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import resource
 import threading
 from collections.abc import Callable
 
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stratarec.kernels.runtime.accelerator import _Pinned
-from stratarec.kernels.runtime.memory import Recycler
+from stratarec.kernels.runtime.memory import Recycler, keep_free_memory
 
 
 class Driver:
@@ -47,3 +49,17 @@ def test_a_buffer_that_is_returned_under_the_lock_is_reused(
     thread.join(20)
     assert not thread.is_alive()
     assert empty().data_ptr() == address
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep free memory by their own rules")
+def test_free_memory_is_used_again_without_page_faults() -> None:
+    def faults() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    keep_free_memory()
+    for _ in range(8):  # a freed block may be a few bytes too short for the next tensor
+        torch.ones(1 << 24)  # 64 MiB, which glibc returns to the system by default
+    before = faults()
+    for _ in range(4):
+        torch.ones(1 << 24)
+    assert faults() - before < 64  # returned memory has a fault for each page or huge page: 32 at least for each tensor

@@ -31,6 +31,7 @@ from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.atomic import cache_directory, read_json, write_json
 from stratarec.io.hashes import versions
 from stratarec.kernels.runtime.accelerator import CPU, open_device
+from stratarec.kernels.runtime.memory import keep_free_memory
 from stratarec.models.base import CTRModel, autocast
 from stratarec.models.dense_optimizers import DENSE_OPTIMIZERS
 from stratarec.planning.machine import DeviceRates
@@ -41,9 +42,11 @@ from stratarec.recipe.train_section import DenseOptimizerConfig
 def torch_settings(*, threads: int = 0, seed: int = 0) -> Iterator[None]:
     """Use deterministic algorithms, a number of threads and a random seed inside the context.
 
-    With 0 `threads`, their number does not change. All settings are restored afterwards. They apply to the whole
-    process, so two runs that train in one process at the same time need the same settings.
+    With 0 `threads`, their number does not change. All settings are restored afterwards, except that malloc keeps free
+    memory (`keep_free_memory`). They apply to the whole process, so two runs that train in one process at the same time
+    need the same settings.
     """
+    keep_free_memory()
     options: Any = torch.utils.deterministic
     before, fills = torch.get_num_threads(), options.fill_uninitialized_memory
     # `torch.use_deterministic_algorithms` would also import torch's compiler, to pass the setting to it.

@@ -5,8 +5,10 @@ A new output of 100 MB costs more in page faults than the pooling that fills it,
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
+import sys
 import threading
 import weakref
 from collections import deque
@@ -20,6 +22,21 @@ from torch import Tensor
 # Smaller tensors come from malloc, which keeps free memory of such sizes and needs no system call.
 _SMALL_BYTES = 1 << 20
 _FREE_PER_SIZE = 2
+# Options of glibc's `mallopt`, and the size up to which it keeps free memory.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 1 << 28
+
+
+def keep_free_memory() -> None:
+    """Make malloc keep free memory for the next allocation, if it is glibc's. There is no way to undo this.
+
+    glibc returns freed blocks of 128 KiB and more to the system, unless larger ones were freed before. The activations
+    of small batches are of this size: a step of 256 samples of an ensemble had up to 300 page faults, which took 0.4 to
+    0.8 of 11 ms.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
+        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def allocate(elements: int) -> NDArray[np.float32]:
