@@ -58,7 +58,7 @@ BUDGETS = {
     "data": 7_684,
     "embedding": 5_010,
     "batch": 319,
-    "kernels": 7_650,
+    "kernels": 8_210,
     "io": 952,
     "config": 364,
     "progress": 48,

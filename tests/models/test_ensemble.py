@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
+from stratarec.kernels import members
 from stratarec.models import build_network
 from stratarec.models.base import Network
 from stratarec.models.layers import BatchNorm, dropouts, seed_dropout
@@ -84,6 +86,56 @@ def test_a_score_is_the_weighted_mean_of_its_members_and_training_returns_each(d
         dropout.dropped = [0] * len(dropout.dropped)
     ensemble.separate, _ = False, ensemble.train()
     torch.testing.assert_close(ensemble(numbers, vectors), each, rtol=1e-5, atol=1e-5, check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    ("dense", "features", "threads", "sizes"),
+    [
+        (4, 5, 1, {}),
+        (2, 3, 3, {"embedding_dim": 3, "members": 10, "member_mlp": (7, 5, 6), "bins": 5}),
+        (0, 2, 2, {"member_mlp": (32,), "dropout": 0.0}),
+        (3, 0, 1, {"members": 3, "member_kinds": ("narrow", "field_dropout")}),
+    ],
+)
+def test_the_operation_of_a_training_step_has_the_logits_and_gradients_of_torch(
+    dense: int, features: int, threads: int, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EnsembleConfig(**sizes)
+    fused = EnsembleScore(config, dense, features).train()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in fused.parameters():
+            weight.normal_(0, 0.3)
+        for place, layer in enumerate(fused.layers):
+            for kind, weight, bias in zip(config.kinds, layer.weight, layer.bias, strict=True):
+                if kind == "narrow" and place < len(fused.layers) - 1:  # outputs that `draw` leaves unused
+                    used = -(-weight.shape[1] // 4)
+                    weight[:, used:], bias[:, used:] = 0, 0
+    if dense:
+        edges = torch.randn(dense, config.bins + 1).sort(1).values
+        edges[:, 2], edges[0, -2:] = edges[:, 1], edges[0, -3]
+        fused.set_quantiles(edges)
+    plain = deepcopy(fused).double()  # which torch computes
+    numbers, vectors = 3 * torch.randn(70, dense), torch.randn(70, features, config.vector_width)
+    monkeypatch.setattr(members, "team_threads", lambda: threads)
+    results = []
+    for network, kind in ((fused, torch.float32), (plain, torch.float64)):
+        seed_dropout(dropouts(network), 3, 1)
+        inputs = vectors.to(kind, copy=True).requires_grad_()
+        logits = network(numbers.to(kind), inputs)
+        logits.backward(torch.arange(logits.numel()).view_as(logits).sin().to(logits.dtype))
+        results.append([logits, inputs.grad, *(weight.grad for weight in network.parameters())])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, check_dtype=False)
+
+
+def test_a_number_that_is_nan_is_not_hidden() -> None:
+    ensemble = EnsembleScore(CONFIG, 2, 1).train()
+    for weight in ensemble.parameters():
+        nn.init.zeros_(weight)
+    ensemble.set_quantiles(torch.arange(12.0).view(2, 6))
+    logits = ensemble(torch.tensor([[float("nan"), 1.0], [0.0, 1.0]]), torch.ones(2, 1, CONFIG.vector_width))
+    assert logits.isnan().any(1).tolist() == [True, False]
 
 
 def test_kinds_drop_outputs_and_fields_at_their_own_rates() -> None:

@@ -5,14 +5,19 @@ Shapes: B samples, H width of a layer.
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+import xxhash
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from stratarec.kernels.linear import pad_weight, run_linear
+from stratarec.kernels.random import random_words
 from stratarec.kernels.runtime.accelerator import on_device
 
 
@@ -113,9 +118,9 @@ class Dropout(nn.Module):
     """Dropout with reproducible masks (Srivastava et al., JMLR 15, 2014).
 
     In training each element is set to zero with probability `rate`, and the others are scaled by 1 / (1 - rate). Masks
-    are drawn from a separate generator, which `seed_dropout` seeds at each step, because torch's global generator
-    depends on other draws. One draw of 64 random bits decides four elements: torch's Bernoulli numbers would take as
-    long as a layer of 512 by 512. So the rate is rounded to a multiple of 1 / 65,536.
+    are a function of a key, which `seed_dropout` sets at each step, and of the number of masks since then. One word of
+    64 random bits decides four elements: torch's Bernoulli numbers would take as long as a layer of 512 by 512. So the
+    rate is rounded to a multiple of 1 / 65,536.
 
     Parameters
     ----------
@@ -128,29 +133,34 @@ class Dropout(nn.Module):
         super().__init__()
         rates = [rate] if isinstance(rate, int | float) else list(rate)
         self.shared = not isinstance(rate, int | float)
-        dropped = [min(round(share * _STEPS), _STEPS - 1) for share in rates]
-        self.dropped = list(dict.fromkeys(dropped))
-        # Position in `dropped` of each entry's rate. It is on the host, also if the model is built on the meta device.
-        self._places = torch.tensor([self.dropped.index(share) for share in dropped], device="cpu")
-        self.generator = torch.Generator()
+        self.dropped = [min(round(share * _STEPS), _STEPS - 1) for share in rates]
+        self.key = 0
+
+    def bits(self, *shape: int) -> Tensor:
+        """Return int16 random bits on the host; elements whose bits are below the limit are dropped."""
+        count = math.prod(shape)
+        words = random_words(self.key, -(-count // 4))
+        self.key = (self.key + 1) % (1 << 64)
+        return torch.from_numpy(words.view(np.int16)[:count]).view(shape)
+
+    @property
+    def limits(self) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+        """Limit of the bits, and the factor of elements that are not dropped, for each rate."""
+        dropped = np.array(self.dropped)
+        return (dropped - _STEPS // 2).astype(np.int16), (_STEPS / (_STEPS - dropped)).astype(np.float32)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Apply dropout to a tensor of any shape."""
         if not self.training:
             return inputs
-        shape = inputs.shape[1:] if self.shared else inputs.shape
-        draws = torch.empty(-(-shape.numel() // 4), dtype=torch.int64).random_(
-            -(1 << 63), None, generator=self.generator
-        )
-        bits = draws.view(torch.int16)[: shape.numel()].view(shape)
         # Drawn on the host, so that masks are the same on every device.
+        bits = self.bits(*(inputs.shape[1:] if self.shared else inputs.shape))
+        limit, scale = (torch.from_numpy(each).view(-1, *[1] * bits.dim()) for each in self.limits)
         if self.shared:
-            factors = [(bits >= each - _STEPS // 2) * (_STEPS / (_STEPS - each)) for each in self.dropped]
-            return (inputs * on_device(torch.stack(factors)[self._places], inputs)).to(inputs.dtype)
-        (dropped,) = self.dropped
-        mask = on_device(bits >= dropped - _STEPS // 2, inputs).to(inputs.dtype)
+            return (inputs * on_device((bits >= limit) * scale, inputs)).to(inputs.dtype)
+        mask = on_device(bits >= int(limit), inputs).to(inputs.dtype)
         # The scale is a separate factor: in a bfloat16 mask it would have only three digits.
-        return (inputs * mask).mul_(_STEPS / (_STEPS - dropped))
+        return (inputs * mask).mul_(float(scale))
 
 
 def dropouts(module: nn.Module) -> list[Dropout]:
@@ -160,9 +170,8 @@ def dropouts(module: nn.Module) -> list[Dropout]:
 
 def seed_dropout(layers: Sequence[Dropout], *key: int) -> None:
     """Seed the next mask of each layer from `key` (non-negative integers) and the layer's position in `layers`."""
-    if layers:
-        for layer, seed in zip(layers, np.random.SeedSequence(key).generate_state(len(layers)), strict=True):
-            layer.generator.manual_seed(int(seed))
+    for place, layer in enumerate(layers):
+        layer.key = xxhash.xxh3_64_intdigest(struct.pack(f"<{len(key) + 1}Q", *key, place))
 
 
 class BatchNorm(nn.Module):

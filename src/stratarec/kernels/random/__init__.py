@@ -61,6 +61,15 @@ def fill_uniform(
     cpu.fill_uniform(out, first_row, stride, np.uint64(key), np.float32(low), np.float32(high))
 
 
+def random_words(key: int, count: int) -> NDArray[np.uint64]:
+    """Return `count` words of 64 random bits, a function of `key`, which is below 2^64, and of their places."""
+    from stratarec.kernels.random import cpu
+
+    words = np.empty(count, np.uint64)
+    cpu.fill_words(words, np.uint64(key))
+    return words
+
+
 def mix_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Apply the finalizer of splitmix64, a bijection of 64-bit words, to every element."""
     values = values ^ (values >> np.uint64(30))

@@ -46,3 +46,10 @@ def fill_uniform(out, first_row, stride, key, low, high):
         noise = row_key(key, first_row + r * stride)
         for d in range(width):
             out[r, d] = np.float32(low) + span * unit(noise, d)
+
+
+@njit(nogil=True, cache=True)
+def fill_words(out, key):
+    """Set out[i] to 64 random bits, a function of (key, i)."""
+    for i in range(len(out)):
+        out[i] = mix(key + uint64(i) * GOLDEN)

@@ -22,3 +22,8 @@ def uniform_row(key: int, row: int, width: int, low: float, high: float) -> NDAr
     bits = [mix((row_key + d * _GOLDEN) & _MASK) >> 40 for d in range(width)]
     unit = np.array(bits, dtype=np.float32) * np.float32(1 / (1 << 24))
     return np.float32(low) + np.float32(high - low) * unit
+
+
+def random_words(key: int, count: int) -> NDArray[np.uint64]:
+    """Return `count` words of 64 random bits, a function of `key` and of their places."""
+    return np.array([mix((key + place * _GOLDEN) & _MASK) for place in range(count)], dtype=np.uint64)

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import ClassVar
+from itertools import groupby, pairwise
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from stratarec.kernels.members import MOST_DEVIATIONS, Group, Mask, MemberNetworks, member_logits
 from stratarec.models.base import Score
 from stratarec.models.layers import Dropout
 from stratarec.models.request import Runs
@@ -29,8 +30,6 @@ from stratarec.models.zoo.fields import Terms
 from stratarec.models.zoo.trees import MEMBERS as TREE_MEMBERS
 from stratarec.models.zoo.trees import TreeMembers
 
-# Limit of standardized numbers, because a single extreme number would otherwise decide the score.
-_MOST_DEVIATIONS = 8.0
 _LARGEST = 1e30
 
 _MORE_DROPOUT, _MOST_DROPOUT = 3, 0.5
@@ -124,7 +123,7 @@ class NumberVectors(nn.Module):
         """Return vectors ``[K, B, F_dense, D]`` and first-order terms ``[B, K]`` from numbers ``[B, F_dense]``."""
         bins = self.encode(dense)
         vectors = torch.baddbmm(self.bias, bins.transpose(0, 1), self.weight).relu()
-        first = dense.clamp(-_MOST_DEVIATIONS, _MOST_DEVIATIONS) @ self.first
+        first = dense.clamp(-MOST_DEVIATIONS, MOST_DEVIATIONS) @ self.first
         return vectors.view(*vectors.shape[:2], self.members, -1).permute(2, 1, 0, 3), first
 
 
@@ -172,6 +171,10 @@ class EnsembleScore(Score):
         self.field_dropped = [member for member, kind in enumerate(config.kinds) if kind == "field_dropout"]
         self.field_dropout = Dropout(_FIELD_DROPOUT)
         self.dense = dense
+        self._groups = [
+            Group(first, last, tuple(_live(kind, size) for size in config.member_mlp))
+            for kind, first, last in _alike(config.kinds)
+        ]
         self.trees = TreeMembers(config.trees) if config.trees else None
         self.out = MemberMean(config.members, TREE_MEMBERS if config.trees else 0)
         self.separate = False
@@ -189,11 +192,14 @@ class EnsembleScore(Score):
         """
         dense, trees = dense[:, : self.dense], dense[:, self.dense :]
         vectors = vectors if runs is None else runs.expand(vectors)
+        is_plain = vectors.dtype == self.out.bias.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        if self.training and is_plain and vectors.device.type == "cpu":
+            return self._training_logits(dense, vectors)
         rows = vectors.view(*vectors.shape[:2], self.members, self.width + 1)
         first, fields = rows[..., -1].sum(1), rows[..., :-1].permute(2, 0, 1, 3)
         size, features = len(rows), dense.shape[1] + rows.shape[1]
         dropped = self.field_dropped if self.training else ()
-        masks = {member: self.field_dropout(rows.new_ones(size, features)) for member in dropped}
+        masks = dict(zip(dropped, self.field_dropout(rows.new_ones(len(dropped), size, features)), strict=True))
         for member, factors in masks.items():
             first[:, member] = (rows[:, :, member, -1] * factors[:, dense.shape[1] :]).sum(1)
         if self.numbers is not None:
@@ -214,6 +220,23 @@ class EnsembleScore(Score):
         logits = torch.cat([logits, trees], dim=1)
         return logits if self.separate else self.out(logits).squeeze(1)
 
+    def _training_logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        """Compute `forward` in training by a single operation, with the same masks."""
+        layers: list[Any] = list(self.layers)
+        dropouts: list[Any] = list(self.dropouts)
+        size, none, numbers = len(dense), vectors.new_empty(0), self.numbers
+        drops, fields = self.field_dropped, self.dense + vectors.shape[1]
+        fields_mask = Mask(self.field_dropout.bits(len(drops), size, fields), *self.field_dropout.limits)
+        masks = [
+            Mask(dropout.bits(size, layer.weight.shape[2]), *dropout.limits)
+            for dropout, layer in zip(dropouts, layers, strict=False)
+        ]
+        edges = none.view(0, 1) if numbers is None else numbers.encode.edges
+        networks = MemberNetworks(edges, self.width, self._groups, drops)
+        of_numbers = (none, none, none) if numbers is None else (numbers.weight, numbers.bias, numbers.first)
+        weights = (weight for layer in layers for weight in (layer.weight, layer.bias))
+        return member_logits(networks, fields_mask, masks, dense, vectors, *of_numbers, *weights) + self.out.bias
+
     def by_member(self, name: str, tensor: Tensor) -> Tensor | None:
         """Return a view ``[K, ...]`` of a tensor of this score; None for a tensor that members share."""
         if name == "numbers.first":
@@ -227,6 +250,16 @@ def _dropout(kind: MemberKind, rate: float) -> float:
     if kind == "narrow":
         return 0.0
     return min(_MORE_DROPOUT * rate, max(_MOST_DROPOUT, rate)) if kind == "dropout" else rate
+
+
+def _alike(kinds: Sequence[MemberKind]) -> list[tuple[MemberKind, int, int]]:
+    """Return a kind, first and last member of each group of adjacent members that use equally many hidden outputs."""
+    runs, first = [], 0
+    for _, members in groupby(kinds, lambda kind: kind == "narrow"):
+        kind, *others = members
+        runs.append((kind, first, first + 1 + len(others)))
+        first = runs[-1][2]
+    return runs
 
 
 def _live(kind: MemberKind, outputs: int) -> int:
