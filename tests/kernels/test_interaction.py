@@ -12,7 +12,7 @@ from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import PairProducts, dot_interaction, run_interaction, split_columns
 from stratarec.kernels.interaction.reference import dot_interaction as plain
 from stratarec.kernels.interaction.reference import run_interaction as plain_runs
-from stratarec.kernels.random import fill_uniform, mix_array, random_words, reference, table_key
+from stratarec.kernels.random import RandomWords, fill_uniform, mix_array, reference, table_key
 from stratarec.kernels.random.reference import mix, uniform_row
 
 
@@ -124,7 +124,10 @@ def test_noise_is_a_function_of_seed_table_and_row() -> None:
     for row in range(9):
         np.testing.assert_array_equal(table[row], uniform_row(key, row, 5, -0.5, 0.5))
     assert len({key, table_key(3, "b"), table_key(4, "a")}) == 3
-    assert random_words(key, 9).tolist() == reference.random_words(key, 9).tolist()
+    words = RandomWords()
+    words.key = key
+    for number in range(2):
+        assert words.draw(9).tolist() == reference.random_words(key + number, 9).tolist()
     values = np.array([0, 1, 2**63, 2**64 - 1], dtype=np.uint64)
     assert mix_array(values).tolist() == [mix(int(value)) for value in values]
 

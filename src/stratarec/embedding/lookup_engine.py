@@ -223,7 +223,8 @@ class InFlightBatches:
     def start(self, number: int) -> None:
         """Record that batch `number` (the number of batches prepared before it) is being prepared."""
         with self._lock:
-            self._sweep()
+            if self._dropped:
+                self._sweep()
             if self._lost is not None:
                 lost, self._lost = self._lost, None
                 raise TrainingError(
@@ -246,18 +247,21 @@ class InFlightBatches:
     def unused(self) -> int | None:
         """Return the first batch that is prepared, or being prepared, and not looked up yet."""
         with self._lock:
-            self._sweep()
+            if self._dropped:
+                self._sweep()
             return next(iter(self._unused), None)
 
     def oldest(self, default: int) -> int:
         """Return the first batch in flight, or `default`."""
         with self._lock:
-            self._sweep()
+            if self._dropped:
+                self._sweep()
             return next(iter(self._open), default)
 
     def __len__(self) -> int:
         with self._lock:
-            self._sweep()
+            if self._dropped:
+                self._sweep()
             return len(self._open)
 
     def done(self, number: int) -> None:
@@ -280,7 +284,8 @@ class InFlightBatches:
     def forgive(self) -> None:
         """Ignore batches whose handles were dropped: `start` does not raise an error for them."""
         with self._lock:
-            self._sweep()
+            if self._dropped:
+                self._sweep()
             self._lost = None
 
     def _sweep(self) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -215,6 +215,8 @@ class StepClock:
         self.changes: tuple[Change, ...] = ()
         self._paces = np.empty((0, 3), dtype=np.float32)
         self._computed = 0
+        # The last result of `rule_of`, which a step asks for up to four times, and what it depends on.
+        self._last: tuple[tuple[Any, ...], RowUpdate | None] = (), None
 
     @property
     def learning_rate(self) -> float:
@@ -231,7 +233,12 @@ class StepClock:
 
         A later step has the current factor on the learning rate.
         """
-        return self.optimizer.rule(step, self.earlier, self._factor(step), scale)
+        key = step, scale, self.earlier, self.changes
+        known, rule = self._last
+        if rule is None or key != known:
+            rule = self.optimizer.rule(step, self.earlier, self._factor(step), scale)
+            self._last = key, rule
+        return rule
 
     @property
     def rate_factor(self) -> float:
@@ -257,10 +264,10 @@ class StepClock:
     @property
     def missed(self) -> Missed | None:
         """The steps that rows may have missed; None if a step changes only the rows of its batch."""
-        from stratarec.kernels.update import Missed, step_numbers
-
         if not self.optimizer.clocked:
             return None
+        from stratarec.kernels.update import Missed, step_numbers
+
         if self.step > len(self._paces):
             # Doubled: a run appends one step at a time, and kernels need one array.
             room = np.empty((max(2 * len(self._paces), self.step, 1024), 3), dtype=np.float32)

@@ -141,11 +141,6 @@ class Network(nn.Module):
         return len(self.labels) == 1 and getattr(self.score, "captured", False)
 
     @property
-    def has_members(self) -> bool:
-        """Whether training returns the logits of several ensemble members, ``[B, K]``."""
-        return hasattr(self.score, "members")
-
-    @property
     def trees(self) -> TreeMembers | None:
         """Members of an ensemble that are boosted trees; None for other models."""
         return getattr(self.score, "trees", None)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stratarec.kernels.linear import pad_weight, run_linear
-from stratarec.kernels.random import random_words
+from stratarec.kernels.random import RandomWords
 from stratarec.kernels.runtime.accelerator import on_device
 
 
@@ -134,13 +134,12 @@ class Dropout(nn.Module):
         rates = [rate] if isinstance(rate, int | float) else list(rate)
         self.shared = not isinstance(rate, int | float)
         self.dropped = [min(round(share * _STEPS), _STEPS - 1) for share in rates]
-        self.key = 0
+        self.words = RandomWords()
 
     def bits(self, *shape: int) -> Tensor:
         """Return int16 random bits on the host; elements whose bits are below the limit are dropped."""
         count = math.prod(shape)
-        words = random_words(self.key, -(-count // 4))
-        self.key = (self.key + 1) % (1 << 64)
+        words = self.words.draw(-(-count // 4))
         return torch.from_numpy(words.view(np.int16)[:count]).view(shape)
 
     @property
@@ -171,7 +170,7 @@ def dropouts(module: nn.Module) -> list[Dropout]:
 def seed_dropout(layers: Sequence[Dropout], *key: int) -> None:
     """Seed the next mask of each layer from `key` (non-negative integers) and the layer's position in `layers`."""
     for place, layer in enumerate(layers):
-        layer.key = xxhash.xxh3_64_intdigest(struct.pack(f"<{len(key) + 1}Q", *key, place))
+        layer.words.key = xxhash.xxh3_64_intdigest(struct.pack(f"<{len(key) + 1}Q", *key, place))
 
 
 class BatchNorm(nn.Module):

@@ -224,6 +224,8 @@ class TableGroup(ABC):
             Slots to read; by default those of the group.
         """
         gathered = self.pool_with_room(staged, out, memory)
+        if not gathered:
+            return gathered
         counts = [last - first for first, last in map(staged.bags.span, self._sequences.tolist())]
         return [rows[:count] for rows, count in zip(gathered, counts, strict=True)]
 

@@ -9,6 +9,7 @@ H outputs of a hidden layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from stratarec.kernels.runtime.team import team_of
 from stratarec.kernels.runtime.threads import team_threads
 from stratarec.kernels.simd.vector import LANES, blocks
 
-__all__ = ["MOST_DEVIATIONS", "Group", "Mask", "MemberNetworks", "member_logits"]
+__all__ = ["MOST_DEVIATIONS", "Group", "Layout", "Mask", "member_logits"]
 
 
 class Mask(NamedTuple):
@@ -52,39 +53,58 @@ class Group(NamedTuple):
     widths: tuple[int, ...]
 
 
-class MemberNetworks(NamedTuple):
-    """What an ensemble's network consists of, except for its weights.
+class Layout:
+    """Sizes of an ensemble's network, and where the outputs of its hidden layers are in memory.
 
     Parameters
     ----------
-    edges : Tensor
-        ``[N, Q + 1]`` ascending edges of the bins of numbers.
     width : int
         D.
     groups : sequence of Group
-        Groups that together have all members.
+        Groups that together have all members, in their order.
     dropped : sequence of int
         Members that drop fields.
     """
 
-    edges: Tensor
-    width: int
-    groups: Sequence[Group]
-    dropped: Sequence[int]
+    def __init__(self, width: int, groups: Sequence[Group], dropped: Sequence[int]) -> None:
+        self.width, self.groups, self.members = width, groups, groups[-1].last
+        self.masks = np.full(self.members, -1, np.int64)
+        """``[K]`` number of the mask that drops a member's fields, -1 for none."""
+        self.masks[list(dropped)] = np.arange(len(dropped))
+        counts = [group.last - group.first for group in groups]
+        self.widths = [np.repeat(widths, counts) for widths in zip(*(group.widths for group in groups), strict=True)]
+        """For each hidden layer, ``[K]`` number of outputs that a member uses."""
+        self.starts = [np.cumsum(widths) - widths for widths in self.widths]
+        """For each hidden layer, ``[K]`` first output of a member: it has the floats from there on, times B."""
+        self.lanes = [1 if (widths % LANES).any() else LANES for widths in self.widths]
+        self.undropped = np.zeros(self.members, np.int16), np.ones(self.members, np.float32)
+
+    def split(self, place: int, values: Tensor, samples: int) -> list[Tensor]:
+        """Return views ``[members, B, outputs]`` of the outputs of hidden layer `place`, one for each group."""
+        views, begin = [], 0
+        for group in self.groups:
+            size = (group.last - group.first, samples, group.widths[place])
+            end = begin + math.prod(size)
+            views.append(values[begin:end].view(size))
+            begin = end
+        return views
 
 
 def member_logits(
-    networks: MemberNetworks, fields: Mask, hidden: Sequence[Mask], dense: Tensor, vectors: Tensor, *weights: Tensor
+    layout: Layout, fields: Mask, hidden: Sequence[Mask], edges: Tensor, dense: Tensor, vectors: Tensor,
+    *weights: Tensor,
 ) -> Tensor:  # fmt: skip
     """Return the logits of all members, ``[B, K]``, without the bias that follows the last layer.
 
     Parameters
     ----------
-    networks : MemberNetworks
+    layout : Layout
     fields : Mask
-        Bits ``[M, B, N + F]``, one matrix for each of the M members that drop fields.
+        Bits ``[M, B, N + F]``, one matrix for each of the M members that drop fields; a single limit and factor.
     hidden : sequence of Mask
         Bits ``[B, H]`` for each hidden layer, which all members share; empty without dropout.
+    edges : Tensor
+        ``[N, Q + 1]`` ascending edges of the bins of numbers.
     dense : Tensor
         ``[B, N]`` float32 numbers, which get no gradient.
     vectors : Tensor
@@ -93,115 +113,119 @@ def member_logits(
         Of numbers: bins ``[N, Q, K * D]``, biases ``[N, 1, K * D]`` and first-order weights ``[N, K]``. Then of each
         layer, of which the last one has a single output: ``[K, inputs, outputs]`` and ``[K, 1, outputs]``.
     """
-    logits: Tensor = _Members.apply(networks, fields, hidden, dense, vectors, *weights)  # type: ignore[no-untyped-call]
+    logits: Tensor = _Members.apply(layout, fields, hidden, edges, dense, vectors, *weights)  # type: ignore[no-untyped-call]
     return logits
 
 
 class _Members(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, networks: MemberNetworks, field_mask: Mask, hidden: Sequence[Mask], dense: Tensor, vectors: Tensor,
-        *weights: Tensor,
+        ctx: Any, layout: Layout, field_mask: Mask, hidden: Sequence[Mask], edges: Tensor, dense: Tensor,
+        vectors: Tensor, *weights: Tensor,
     ) -> Tensor:  # fmt: skip
-        team, samples, depth = team_of(team_threads()), vectors.shape[0], len(weights) // 2 - 2
-        fields, inputs = _fields(networks, field_mask, dense, vectors, weights)
-        logits = torch.empty(samples, weights[3].shape[0])
-        flat_logits, last = _flat(logits), weights[-2]
-        cpu.kernels(blocks(networks.width)[0]).fill(team, fields, _flat(inputs), flat_logits)
+        team, samples, flat = team_of(team_threads()), len(dense), [_flat(weight) for weight in weights]
+        fields = _fields(layout, field_mask, edges, dense, vectors, flat)
+        inputs = torch.empty(layout.members, samples, (dense.shape[1] + vectors.shape[1]) * layout.width)
+        logits = np.empty((samples, layout.members), np.float32)
+        cpu.kernels(blocks(layout.width)[0]).fill(team, fields, _flat(inputs), logits.reshape(-1))
+        before = [inputs[group.first : group.last] for group in layout.groups]
         layers = []
-        for group in networks.groups:
-            members = slice(group.first, group.last)
-            before = inputs[members]
-            for place, width in enumerate(group.widths):
-                part = (members, slice(before.shape[2]), slice(width))
-                values = torch.bmm(before, weights[3 + 2 * place][part])
-                after = _flat(last[members, :width] if place == depth - 1 else last[:0])
-                of_layer = _hidden(networks, group, place, samples, hidden)
-                layer = _Layer(place, part, before, values, _flat(values), after, of_layer)
-                bias = _flat(weights[4 + 2 * place][members, :, :width])
-                kernel = cpu.kernels(1 if width % LANES else LANES).activate
-                kernel(team, layer.hidden, layer.flat, bias, layer.after, flat_logits)
-                layers.append(layer)
-                before = values
+        for place, widths in enumerate(layout.widths):
+            values = torch.empty(samples * int(widths.sum()))
+            after = layout.split(place, values, samples)
+            for part, own, weight in zip(before, after, _parts(layout, place, weights[3 + 2 * place]), strict=True):
+                torch.bmm(part, weight, out=own)
+            is_last = place == len(layout.widths) - 1
+            layer = _Layer(before, after, values.numpy(), flat[-2] if is_last else flat[-2][:0], (
+                samples, weights[3 + 2 * place].shape[2], layout.members, widths, layout.starts[place],
+                *_drops(layout, hidden, place),
+            ))  # fmt: skip
+            kernel = cpu.kernels(layout.lanes[place]).activate
+            kernel(team, layer.hidden, layer.values, flat[4 + 2 * place], layer.following, logits.reshape(-1))
+            layers.append(layer)
+            before = after
         ctx.save_for_backward(*weights)
-        ctx.width, ctx.fields, ctx.inputs, ctx.shape, ctx.layers = networks.width, fields, inputs, vectors.shape, layers
-        return logits.add_(weights[-1].view(1, -1))
+        ctx.layout, ctx.fields, ctx.inputs, ctx.shape, ctx.layers = layout, fields, inputs, vectors.shape, layers
+        logits += flat[-1]
+        return torch.from_numpy(logits)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        team, weights, of_logits = team_of(team_threads()), ctx.saved_tensors, _flat(gradient)
+        team, weights, layout, of_logits = team_of(team_threads()), ctx.saved_tensors, ctx.layout, _flat(gradient)
         # Zeros, because members that use a part of the outputs leave the other weights without gradients.
         gradients = [torch.zeros_like(weight) for weight in weights[3:-1]]
-        of_inputs, own = torch.empty_like(ctx.inputs), torch.empty(0)
-        for layer in reversed(ctx.layers):
-            members, _, outputs = layer.part
-            is_last = len(layer.after)
-            own = torch.empty_like(layer.values) if is_last else own
-            bias, of_last = np.empty((len(own), outputs.stop), np.float32), np.empty(len(layer.after), np.float32)
+        of_inputs = torch.empty_like(ctx.inputs)
+        of_values = torch.empty(ctx.layers[-1].values.shape)
+        for place in reversed(range(len(ctx.layers))):
+            layer, (of_weight, of_bias) = ctx.layers[place], gradients[2 * place : 2 * place + 2]
+            of_following = _flat(gradients[-1]) if len(layer.following) else layer.following
             cpu.run_differentiate(
-                team, layer.hidden, layer.flat, layer.after, of_logits, _flat(own), bias.reshape(-1), of_last
-            )
-            gradients[2 * layer.place + 1].numpy()[members, 0, outputs] = bias
-            if is_last:
-                gradients[-1].numpy()[members, outputs, 0] = of_last.reshape(bias.shape)
-            torch.bmm(layer.before.transpose(1, 2), own, out=gradients[2 * layer.place][layer.part])
-            out = {} if layer.place else {"out": of_inputs[members]}
-            own = torch.bmm(own, weights[3 + 2 * layer.place][layer.part].transpose(1, 2), **out)
+                team, layer.hidden, layer.values, layer.following, of_logits, of_values.numpy(), _flat(of_bias),
+                of_following,
+            )  # fmt: skip
+            products = layout.split(place, of_values, len(gradient))
+            if place:
+                of_values = torch.empty(ctx.layers[place - 1].values.shape)
+                of_before = layout.split(place - 1, of_values, len(gradient))
+            else:
+                of_before = [of_inputs[group.first : group.last] for group in layout.groups]
+            of_weights, weight_parts = _parts(layout, place, of_weight), _parts(layout, place, weights[3 + 2 * place])
+            parts = (layer.before, products, of_before, weight_parts, of_weights)
+            for before, own, out, weight, of_part in zip(*parts, strict=True):
+                torch.bmm(before.transpose(1, 2), own, out=of_part)
+                torch.bmm(own, weight.transpose(1, 2), out=out)
         of_vectors, of_numbers = torch.empty(ctx.shape), [torch.empty_like(weight) for weight in weights[:3]]
         of_fields = tuple(map(_flat, (of_vectors, *of_numbers)))
-        kernel = cpu.kernels(blocks(ctx.width)[0]).spread
+        kernel = cpu.kernels(blocks(layout.width)[0]).spread
         kernel(team, ctx.fields, _flat(ctx.inputs), _flat(of_inputs), of_logits, of_fields)
-        return None, None, None, None, of_vectors, *of_numbers, *gradients, gradient.sum(0).view_as(weights[-1])
+        of_last = gradient.sum(0).view_as(weights[-1])
+        return None, None, None, None, None, of_vectors, *of_numbers, *gradients, of_last
 
 
 class _Layer(NamedTuple):
-    """A hidden layer of a group of members in one batch."""
+    """A hidden layer in one batch: inputs and outputs of each group, and arguments of its kernels."""
 
-    place: int
-    """Number of the layer."""
-    part: tuple[slice, slice, slice]
-    """Part of the layer's weights that the group uses."""
-    before: Tensor
-    values: Tensor
-    """Inputs and outputs of the layer."""
-    flat: NDArray[np.float32]
-    """`values`, flat."""
-    after: NDArray[np.float32]
-    """Weights of the layer after it, if that is the last one, otherwise empty."""
+    before: list[Tensor]
+    after: list[Tensor]
+    values: NDArray[np.float32]
+    """All outputs."""
+    following: NDArray[np.float32]
+    """Weights of the last layer, if it follows, otherwise empty."""
     hidden: tuple[Any, ...]
     """Fields of `cpu.Hidden`."""
 
 
+def _parts(layout: Layout, place: int, weight: Tensor) -> list[Tensor]:
+    """Return the part of the weight of hidden layer `place` that each group uses, or of its gradient."""
+    parts = []
+    for group in layout.groups:
+        inputs = group.widths[place - 1] if place else weight.shape[1]
+        parts.append(weight[group.first : group.last, :inputs, : group.widths[place]])
+    return parts
+
+
 def _fields(
-    networks: MemberNetworks, mask: Mask, dense: Tensor, vectors: Tensor, weights: Sequence[Tensor]
-) -> tuple[tuple[Any, ...], Tensor]:  # fmt: skip
-    """Return the fields of `cpu.Fields`, and the tensor ``[K, B, (N + F) * D]`` for the inputs of members."""
-    (samples, numbers), members, features = dense.shape, len(weights[3]), vectors.shape[1]
-    bins, width = networks.edges.shape[1] - 1, networks.width
-    chosen = np.full(members, -1, np.int64)
-    chosen[list(networks.dropped)] = np.arange(len(networks.dropped))
-    fields = (
-        samples, members, numbers, features, width, bins, _flat(vectors), _flat(dense), _flat(networks.edges),
-        *map(_flat, weights[:3]), np.empty(numbers * (bins + 1) * members * width, np.float32),
-        np.empty(samples * numbers, np.int64), np.empty(samples * numbers, np.float32), chosen,
+    layout: Layout, mask: Mask, edges: Tensor, dense: Tensor, vectors: Tensor, flat: Sequence[NDArray[np.float32]]
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the fields of `cpu.Fields`."""
+    (samples, numbers), members, bins = dense.shape, layout.members, edges.shape[1] - 1
+    return (
+        samples, members, numbers, vectors.shape[1], layout.width, bins, _flat(vectors), _flat(dense), _flat(edges),
+        *flat[:3], np.empty(numbers * (bins + 1) * members * layout.width, np.float32),
+        np.empty(samples * numbers, np.int64), np.empty(samples * numbers, np.float32), layout.masks,
         _flat(mask.bits), int(mask.limit[0]), mask.scale[0],
     )  # fmt: skip
-    return fields, torch.empty(members, samples, (numbers + features) * width)
 
 
-_NO_BITS = torch.empty(0, 0, dtype=torch.int16)
+_NO_BITS = np.empty(0, np.int16)
 
 
-def _hidden(networks: MemberNetworks, group: Group, place: int, samples: int, masks: Sequence[Mask]) -> tuple[Any, ...]:
-    """Return the fields of `cpu.Hidden` for hidden layer `place` of a group."""
-    members = networks.groups[-1].last
-    if masks:
-        bits, limit, scale = masks[place]
-    else:
-        bits, limit, scale = _NO_BITS, np.zeros(members, np.int16), np.ones(members, np.float32)
-    count = group.last - group.first
-    return samples, group.widths[place], group.first, count, members, _flat(bits), bits.shape[1], limit, scale
+def _drops(layout: Layout, masks: Sequence[Mask], place: int) -> tuple[Any, ...]:
+    """Return the fields of `cpu.Hidden` that say which outputs of hidden layer `place` are dropped."""
+    if not masks:
+        return _NO_BITS, *layout.undropped
+    return _flat(masks[place].bits), masks[place].limit, masks[place].scale
 
 
 def _flat(tensor: Tensor) -> NDArray[Any]:

@@ -223,77 +223,73 @@ def spread(member, lanes, counter, fields, inputs, gradient, logits, out):
 
 
 class Hidden(NamedTuple):
-    """A hidden layer of some members: its sizes, and the dropout of each of these members."""
+    """A hidden layer: its sizes, where its values are, and its dropout. The values of a member are ``[B, widths[k]]``
+    and begin at ``starts[k] * B``.
+    """
 
     samples: int
     width: int
-    first: int
-    """Number of the first of these members among all `members`."""
-    count: int
-    """Number of these members."""
+    """Columns of bits, biases and weights; a member uses the first ones."""
     members: int
+    widths: NDArray[np.int64]
+    starts: NDArray[np.int64]
     bits: NDArray[np.int16]
-    """``[B, columns]``: an output is dropped if its bits are below the member's limit. Empty without dropout."""
-    columns: int
+    """``[B, width]``: an output is dropped if its bits are below the member's limit. Empty without dropout."""
     limit: NDArray[np.int16]
     scale: NDArray[np.float32]
-    """``[K]`` limits and factors of all members."""
+    """``[K]`` limits and factors."""
 
 
 @njit(**BODY)
 def activate(member, lanes, counter, layer, values, bias, weight, logits):
-    """Add the bias to ``[k, B, H]`` products, then apply dropout and ReLU in place.
+    """Add the bias ``[K, width]`` to the values, which are products, then apply dropout and ReLU in place.
 
-    If `weight` ``[k, H]`` is not empty, the products of the result with it are added to the logits, ``[B, K]``.
+    If `weight` ``[K, width]`` is not empty, the products of the result with it are added to the logits, ``[B, K]``.
     """
     literally(lanes)
-    B, H, has_bits = layer.samples, layer.width, len(layer.bits) > 0
+    B, W, has_bits = layer.samples, layer.width, len(layer.bits) > 0
     while True:
         begin = take(counter) * TILE
         if begin >= B:
             break
-        for k in range(layer.count):
-            limit, scale = layer.limit[layer.first + k], layer.scale[layer.first + k]
+        for k in range(layer.members):
+            limit, scale, H, first = layer.limit[k], layer.scale[k], layer.widths[k], U(k * W)
             for b in range(begin, min(begin + TILE, B)):
-                start, bits = U((k * B + b) * H), U(b * layer.columns)
+                start, bits = U(layer.starts[k] * B + b * H), U(b * W)
                 if has_bits and limit > -32768:
                     for h in range(U(H)):
-                        value = values[start + h] + bias[U(k * H) + h]
+                        value = values[start + h] + bias[first + h]
                         is_zero = value <= np.float32(0.0) or layer.bits[bits + h] < limit
                         values[start + h] = np.float32(0.0) if is_zero else value * scale
                 else:
                     for h in range(U(H)):
-                        value = values[start + h] + bias[U(k * H) + h]
+                        value = values[start + h] + bias[first + h]
                         values[start + h] = np.float32(0.0) if value <= np.float32(0.0) else value
                 if len(weight):
                     sums = broadcast(np.float32(0.0), lanes)
                     for h in range(U(0), U(H), U(lanes)):
-                        sums = multiply_add(load(values, start + h, lanes), load(weight, U(k * H) + h, lanes), sums)
-                    logits[b * layer.members + layer.first + k] += total(sums)
+                        sums = multiply_add(load(values, start + h, lanes), load(weight, first + h, lanes), sums)
+                    logits[b * layer.members + k] += total(sums)
 
 
 @njit(**BODY)
 def differentiate(member, counter, layer, values, weight, logits, gradient, bias, weight_gradient):
     """Turn the gradient of `values`, the result of `activate`, into the gradient of its products, in place.
 
-    `bias` ``[k, H]`` gets the sum over samples. If `weight` is not empty, the gradient is computed from that of the
-    logits, ``[B, K]``, and `weight_gradient` is set. A task is a member; samples are added in their order.
+    `bias` ``[K, width]``, which is zeros, gets the sum over samples. If `weight` is not empty, the gradient is computed
+    from that of the logits, ``[B, K]``, and `weight_gradient`, which is zeros, gets its sum, too. A task is a member;
+    samples are added in their order.
     """
-    B, H = layer.samples, layer.width
+    B, W = layer.samples, layer.width
     while True:
         k = take(counter)
-        if k >= layer.count:
+        if k >= layer.members:
             break
-        scale, first = layer.scale[layer.first + k], U(k * H)
-        for h in range(U(H)):
-            bias[first + h] = np.float32(0.0)
-        if len(weight):
-            for h in range(U(H)):
-                weight_gradient[first + h] = np.float32(0.0)
+        scale, H, first = layer.scale[k], layer.widths[k], U(k * W)
         for b in range(B):
-            start = U((k * B + b) * H)
+            start = U(layer.starts[k] * B + b * H)
             if len(weight):
-                of_logit = logits[b * layer.members + layer.first + k]
+                of_logit = logits[b * layer.members + k]
                 for h in range(U(H)):
                     weight_gradient[first + h] += of_logit * values[start + h]
                     gradient[start + h] = of_logit * weight[first + h]

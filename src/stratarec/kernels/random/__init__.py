@@ -61,13 +61,20 @@ def fill_uniform(
     cpu.fill_uniform(out, first_row, stride, np.uint64(key), np.float32(low), np.float32(high))
 
 
-def random_words(key: int, count: int) -> NDArray[np.uint64]:
-    """Return `count` words of 64 random bits, a function of `key`, which is below 2^64, and of their places."""
-    from stratarec.kernels.random import cpu
+class RandomWords:
+    """Words of 64 random bits: each array is a function of `key`, which is below 2^64, and of the arrays since then."""
 
-    words = np.empty(count, np.uint64)
-    cpu.fill_words(words, np.uint64(key))
-    return words
+    def __init__(self) -> None:
+        self.key = 0
+
+    def draw(self, count: int) -> NDArray[np.uint64]:
+        """Return the next `count` words."""
+        from stratarec.kernels.random import cpu
+
+        words = np.empty(count, np.uint64)
+        cpu.fill_words(words, np.uint64(self.key))
+        self.key = (self.key + 1) % (1 << 64)
+        return words
 
 
 def mix_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from stratarec.kernels.members import MOST_DEVIATIONS, Group, Mask, MemberNetworks, member_logits
+from stratarec.kernels.members import MOST_DEVIATIONS, Group, Layout, Mask, member_logits
 from stratarec.models.base import Score
 from stratarec.models.layers import Dropout
 from stratarec.models.request import Runs
@@ -171,10 +171,11 @@ class EnsembleScore(Score):
         self.field_dropped = [member for member, kind in enumerate(config.kinds) if kind == "field_dropout"]
         self.field_dropout = Dropout(_FIELD_DROPOUT)
         self.dense = dense
-        self._groups = [
+        groups = [
             Group(first, last, tuple(_live(kind, size) for size in config.member_mlp))
             for kind, first, last in _alike(config.kinds)
         ]
+        self._layout = Layout(self.width, groups, self.field_dropped)
         self.trees = TreeMembers(config.trees) if config.trees else None
         self.out = MemberMean(config.members, TREE_MEMBERS if config.trees else 0)
         self.separate = False
@@ -225,17 +226,18 @@ class EnsembleScore(Score):
         layers: list[Any] = list(self.layers)
         dropouts: list[Any] = list(self.dropouts)
         size, none, numbers = len(dense), vectors.new_empty(0), self.numbers
-        drops, fields = self.field_dropped, self.dense + vectors.shape[1]
-        fields_mask = Mask(self.field_dropout.bits(len(drops), size, fields), *self.field_dropout.limits)
+        fields = self.field_dropout.bits(len(self.field_dropped), size, self.dense + vectors.shape[1])
         masks = [
             Mask(dropout.bits(size, layer.weight.shape[2]), *dropout.limits)
             for dropout, layer in zip(dropouts, layers, strict=False)
         ]
         edges = none.view(0, 1) if numbers is None else numbers.encode.edges
-        networks = MemberNetworks(edges, self.width, self._groups, drops)
         of_numbers = (none, none, none) if numbers is None else (numbers.weight, numbers.bias, numbers.first)
         weights = (weight for layer in layers for weight in (layer.weight, layer.bias))
-        return member_logits(networks, fields_mask, masks, dense, vectors, *of_numbers, *weights) + self.out.bias
+        logits = member_logits(
+            self._layout, Mask(fields, *self.field_dropout.limits), masks, edges, dense, vectors, *of_numbers, *weights
+        )
+        return logits + self.out.bias
 
     def by_member(self, name: str, tensor: Tensor) -> Tensor | None:
         """Return a view ``[K, ...]`` of a tensor of this score; None for a tensor that members share."""

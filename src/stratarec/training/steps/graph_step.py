@@ -208,9 +208,7 @@ class GraphStep:
 
     def tensors(self, step: int, batch: Batch, request: Request) -> list[Tensor | None]:
         """Return what the device needs of a batch in addition to its ids, for the given step."""
-        members = self._network.has_members
-        numbers = self._numbers(step, step)
-        parts = [numbers, batch.dense, *self._stages.objective.targets(batch, members=members)]
+        parts = [self._numbers(step, step), batch.dense, *self._stages.objective.targets(batch)]
         for index in request.lists:
             parts += index or (None, None, None)
         return parts

@@ -44,7 +44,7 @@ class Targets(NamedTuple):
     ratio : Tensor or None
         B divided by the sum of the sample weights; None without weights, and for joined losses.
     joined : Tensor or None
-        ``[2, T]`` denominators and factors f of L_t, for several labels or ensemble members; otherwise None.
+        ``[2, T]`` denominators and factors f of L_t, for several labels; otherwise None.
     """
 
     label: Tensor
@@ -75,22 +75,13 @@ class Objective:
 
     def mean(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the scalar L of a batch from logits ``[B]``, ``[B, T]`` or ``[B, K]``, in a single process."""
-        targets = self.targets(batch, members=logits.dim() > 1)
-        return self.of_targets(
-            logits,
-            Targets(*(None if part is None else on_device(part, logits) for part in targets)),  # type: ignore[arg-type]
-        )
+        parts = (None if part is None else on_device(part, logits) for part in self.targets(batch))
+        return self.of_targets(logits, Targets(*parts))  # type: ignore[arg-type]
 
-    def targets(self, batch: Batch, *, members: bool = False) -> Targets:
-        """Return the targets of a batch on the host.
-
-        Parameters
-        ----------
-        members : bool
-            Whether a label has the logits of several ensemble members.
-        """
+    def targets(self, batch: Batch) -> Targets:
+        """Return the targets of a batch on the host."""
         weights, ratio, joined = None, None, None
-        if len(self._factors) > 1 or members:
+        if len(self._factors) > 1:
             weights = [_or_infinity(weight) for weight in self.weights(batch)]
             joined = torch.tensor([weights, self._factors], dtype=torch.float32)
         elif batch.weight is not None:
@@ -103,12 +94,12 @@ class Objective:
             denominators, factors = targets.joined
             losses: Tensor = self._sums(logits, targets.label, targets.weight) / denominators * factors
             return losses.sum()
-        loss = self._loss(logits, targets.label, targets.weight, "mean")
+        loss = self._loss(logits, *_of_members(logits, targets.label, targets.weight), "mean")
         if targets.ratio is not None:
             # torch divides by B, so weights that are all equal do not change any bit of the gradient. Dividing the sum
             # of losses by the sum of weights would give (p - y) * (1 / B) instead of (p - y) / B.
             loss = loss * targets.ratio
-        return loss * self._factors[0]
+        return loss if self._factors[0] == 1 else loss * self._factors[0]
 
     def sums(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the numerators of L_t, ``[T]``: sums over the samples of this process."""
@@ -116,13 +107,10 @@ class Objective:
         return self._sums(logits, on_device(label, logits), None if weight is None else on_device(weight, logits))
 
     def _sums(self, logits: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
-        if len(self._factors) == 1:
-            if logits.dim() == 1:
-                return self._loss(logits, label, weight, "sum").unsqueeze(0)
-            label = label.unsqueeze(1).expand_as(logits)
-            losses = self._loss(logits, label, None, "none").mean(1)
-            return (losses if weight is None else losses * weight).sum(0, keepdim=True)
-        return self._loss(logits, label, weight, "none").sum(0)
+        if len(self._factors) > 1:
+            return self._loss(logits, label, weight, "none").sum(0)
+        total = self._loss(logits, *_of_members(logits, label, weight), "sum")
+        return (total / logits[:1].numel() if logits.dim() > 1 else total).unsqueeze(0)
 
     def _labelled(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return `label` and `weight` of `Targets`."""
@@ -144,6 +132,13 @@ class Objective:
         """Return the scalar L from the numerators of this process and the denominators over all processes."""
         losses = sums / on_device(torch.tensor([_or_infinity(weight) for weight in weights], dtype=sums.dtype), sums)
         return (losses * on_device(torch.tensor(self._factors, dtype=sums.dtype), sums)).sum()
+
+
+def _of_members(logits: Tensor, label: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return label and weight ``[B, K]`` for logits ``[B, K]`` of ensemble members; for other logits, return them."""
+    if logits.dim() == 1:
+        return label, weight
+    return label.unsqueeze(1).expand_as(logits), None if weight is None else weight.unsqueeze(1).expand_as(logits)
 
 
 def _scale(batch: Batch) -> Tensor:
