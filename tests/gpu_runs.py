@@ -7,6 +7,7 @@ sheet, whose memory is that of the CPU (`as_gpu`).
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -106,7 +107,7 @@ def trained(recipe: Recipe, at: int = 0, *, resume: bool = False) -> Path:
     """Train a run, to step `at` or to its end; return its folder."""
     run = Trainer(recipe, prepared(recipe.data), Said())
     if at:
-        interrupt(run, at)
+        interrupt(run, at, number=signal.SIGTERM if resume else signal.SIGINT)
     with suppress(Interrupted):
         run.train(resume=resume)
     return Path(recipe.run)

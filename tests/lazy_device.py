@@ -378,7 +378,8 @@ def _converted(source: Tensor, options: dict[str, Any]) -> Tensor:
 
 
 def _is_pinned(tensor: Tensor) -> bool:
-    return any(low <= tensor.data_ptr() < high for low, high in _PINNED.items())
+    # A copy, because another thread may add a buffer.
+    return any(low <= tensor.data_ptr() < high for low, high in tuple(_PINNED.items()))
 
 
 def _at(tensor: Tensor) -> Tensor:

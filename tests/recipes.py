@@ -206,15 +206,15 @@ def agreeing_scores(
     return scorer, scores
 
 
-def interrupt(trainer: Trainer, at: int, times: int = 1) -> None:
-    """Send SIGINT (Ctrl-C) after step `at`."""
+def interrupt(trainer: Trainer, at: int, times: int = 1, number: int = signal.SIGINT) -> None:
+    """Send a signal (by default SIGINT, Ctrl-C) after step `at`. A device may not have trained that step yet."""
 
     @contextmanager
     def stepped(_: int) -> Iterator[None]:
         yield
         if trainer.state.step == at:
             for _ in range(times):
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), number)
 
     trainer.hooks.append(stepped)
 
