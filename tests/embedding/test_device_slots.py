@@ -144,7 +144,8 @@ def test_homes_in_gpu_memory_match_homes_in_dram_bit_for_bit(numbers: tuple[int,
 
 
 def test_tables_for_which_others_on_the_device_leave_no_memory_are_one_line() -> None:
-    (rows, records), again = run_job("crowded()", "lazy_rows")
+    (rows, records, lists), again = run_job("crowded()", "lazy_rows")
+    assert lists == rows
     assert not missing("ConfigError lazy:0 4,000 slots", rows)
     assert not missing("ConfigError lazy:0 4,000 records dram", records)
     assert "\n" not in rows + records

@@ -109,10 +109,7 @@ class DeviceSlots(SlotMemory):
                     for name, size in sizes.items()
                 )
         except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"{self._device} has too little free memory for {slots:,} slots of {width} floats and their optimizer "
-                f"state, {4 * sum(sizes.values()) / 2**30:.1f} GiB: keep fewer rows there"
-            ) from error
+            raise self._too_large(4 * sum(sizes.values())) from error
         if ROW_OPTIMIZERS[optimizer.kind].update is not None:
             raise ConfigError(
                 f"train.embedding.kind is {optimizer.kind}, which does not run on a GPU: set memory.hbm to 0, "
@@ -128,6 +125,12 @@ class DeviceSlots(SlotMemory):
         self._tile = Tile.of(width, 512, 8, 4)
         self._features: tuple[GroupLayout | None, FeatureLists | None] = None, None
         self._paces: tuple[NDArray[np.float32], int, Tensor] | None = None
+
+    def _too_large(self, size: int) -> ConfigError:
+        return ConfigError(
+            f"{self._device} has too little free memory for {self.slots:,} slots of {self.width} floats and their "
+            f"optimizer state, {size / 2**30:.1f} GiB: keep fewer rows there"
+        )
 
     def _up(self, array: NDArray[Any]) -> Tensor:
         return self.transfers.up(torch.from_numpy(np.require(array, requirements=["C", "W"])))
@@ -319,7 +322,10 @@ class DeviceSlots(SlotMemory):
         for begin in range(first, last, _FILLED):
             slots = np.arange(begin, min(begin + _FILLED, last))
             keys = cache.cpu.row_keys(noise, np.zeros(len(slots), np.int32), slots - first)
-            self._initialize(slots, keys, np.full(len(slots), table.bound, np.float32))
+            try:
+                self._initialize(slots, keys, np.full(len(slots), table.bound, np.float32))
+            except torch.OutOfMemoryError as error:
+                raise self._too_large(self.nbytes) from error
 
     def trained(self, first: int, last: int, key: int, table: EmbeddingBagConfig, row: int) -> Indices:
         self._order.join()
