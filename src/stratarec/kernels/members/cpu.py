@@ -61,13 +61,18 @@ class Fields(NamedTuple):
 
 
 @njit(**BODY)
-def factor(fields, k, b, place):
-    """Return the factor of field `place` of sample b for member k: 0 if it is dropped."""
+def first_bits(fields, k, b):
+    """Return the place of the bits of sample b's first field for member k, or -1 if the member drops no fields."""
     mask = fields.mask[k]
-    if mask < 0:
+    return -1 if mask < 0 else (mask * fields.samples + b) * (fields.numbers + fields.features)
+
+
+@njit(**BODY)
+def factor(fields, bits, place):
+    """Return the factor of field `place`: 0 if it is dropped. `bits` is from `first_bits`."""
+    if bits < 0:
         return np.float32(1.0)
-    bits = fields.bits[(mask * fields.samples + b) * (fields.numbers + fields.features) + place]
-    return fields.scale if bits >= fields.limit else np.float32(0.0)
+    return fields.scale if fields.bits[bits + place] >= fields.limit else np.float32(0.0)
 
 
 @njit(**BODY)
@@ -115,32 +120,31 @@ def fill(member, lanes, counter, fields, out, logits):
         if begin >= B:
             break
         for b in range(begin, min(begin + TILE, B)):
-            for k in range(K):
-                logits[b * K + k] = np.float32(0.0)
             for n in range(N):
                 find_bin(fields, b, n)
-                value = min(max(fields.dense[b * N + n], -_MOST), _MOST)
-                bin, share = fields.bin[b * N + n], fields.share[b * N + n]
-                for k in range(K):
-                    logits[b * K + k] += value * fields.first[n * K + k]
-                    scale = broadcast(factor(fields, k, b, n), lanes)
+            for k in range(K):
+                bits, place, logit = first_bits(fields, k, b), U((k * B + b) * (N + F) * D), np.float32(0.0)
+                column = U(k * D)  # of the member's weights of a number
+                for n in range(N):
+                    logit += min(max(fields.dense[b * N + n], -_MOST), _MOST) * fields.first[n * K + k]
+                    bin = fields.bin[b * N + n]
+                    scale, share = broadcast(factor(fields, bits, n), lanes), broadcast(fields.share[b * N + n], lanes)
+                    bias, below = column + U(n * K * D), column + U((n * (Q + 1) + bin) * K * D)
+                    weight = column + U((n * Q + min(bin, Q - 1)) * K * D)
                     for d in range(U(0), U(D), U(lanes)):
-                        column = U(k * D) + d
-                        vector = add(
-                            load(fields.bias, U(n * K * D) + column, lanes),
-                            load(fields.below, U((n * (Q + 1) + bin) * K * D) + column, lanes),
-                        )
-                        weight = load(fields.weight, U((n * Q + min(bin, Q - 1)) * K * D) + column, lanes)
-                        vector = multiply_add(broadcast(share, lanes), weight, vector)
-                        place = U(((k * B + b) * (N + F) + n) * D) + d
-                        store(out, place, multiply(passed(vector, vector), scale))
-            for f in range(F):
-                for k in range(K):
-                    scale, row = factor(fields, k, b, N + f), U(((b * F + f) * K + k) * (D + 1))
-                    logits[b * K + k] += fields.vectors[row + U(D)] * scale
+                        vector = add(load(fields.bias, bias + d, lanes), load(fields.below, below + d, lanes))
+                        vector = multiply_add(share, load(fields.weight, weight + d, lanes), vector)
+                        store(out, place + d, multiply(passed(vector, vector), scale))
+                    place += U(D)
+                row = U((b * F * K + k) * (D + 1))
+                for f in range(F):
+                    scale = factor(fields, bits, N + f)
+                    logit += fields.vectors[row + U(D)] * scale
                     for d in range(U(0), U(D), U(lanes)):
-                        place = U(((k * B + b) * (N + F) + N + f) * D) + d
-                        store(out, place, multiply(load(fields.vectors, row + d, lanes), broadcast(scale, lanes)))
+                        store(out, place + d, multiply(load(fields.vectors, row + d, lanes), broadcast(scale, lanes)))
+                    place += U(D)
+                    row += U(K * (D + 1))
+                logits[b * K + k] = logit
 
 
 class FieldGradients(NamedTuple):
@@ -157,29 +161,26 @@ def spread_number(lanes, fields, n, inputs, gradient, logits, out):
     """Set the gradients of the weights of number n. Samples are added in their order."""
     literally(lanes)
     B, K, N, F, D, Q = fields.samples, fields.members, fields.numbers, fields.features, fields.width, fields.bins
-    for k in range(K):
-        out.first[n * K + k] = np.float32(0.0)
     # First the gradient of `below`, from the bin that it is for downwards: that of bin q is in place q - 1.
     for c in range(Q * K * D):
         out.weight[n * Q * K * D + c] = np.float32(0.0)
     for c in range(K * D):
         out.bias[n * K * D + c] = np.float32(0.0)
-    for b in range(B):
-        value = min(max(fields.dense[b * N + n], -_MOST), _MOST)
-        bin, share = fields.bin[b * N + n], broadcast(fields.share[b * N + n], lanes)
-        for k in range(K):
-            out.first[n * K + k] += value * logits[b * K + k]
-            scale = broadcast(factor(fields, k, b, n), lanes)
+    for k in range(K):
+        bias, first = U((n * K + k) * D), np.float32(0.0)
+        for b in range(B):
+            first += min(max(fields.dense[b * N + n], -_MOST), _MOST) * logits[b * K + k]
+            bin, share = fields.bin[b * N + n], broadcast(fields.share[b * N + n], lanes)
+            scale = broadcast(factor(fields, first_bits(fields, k, b), n), lanes)
+            place = U(((k * B + b) * (N + F) + n) * D)
+            own, below = U(((n * Q + min(bin, Q - 1)) * K + k) * D), U(((n * (Q + 1) + bin) * K + k) * D)
             for d in range(U(0), U(D), U(lanes)):
-                place, column = U(((k * B + b) * (N + F) + n) * D) + d, U(k * D) + d
-                part = passed(multiply(load(gradient, place, lanes), scale), load(inputs, place, lanes))
-                bias = U(n * K * D) + column
-                store(out.bias, bias, add(load(out.bias, bias, lanes), part))
-                if bin < Q:
-                    own = U((n * Q + bin) * K * D) + column
-                    store(out.weight, own, multiply_add(share, part, load(out.weight, own, lanes)))
-                below = U((n * (Q + 1) + bin) * K * D) + column
-                store(fields.below, below, add(load(fields.below, below, lanes), part))
+                part = passed(multiply(load(gradient, place + d, lanes), scale), load(inputs, place + d, lanes))
+                store(out.bias, bias + d, add(load(out.bias, bias + d, lanes), part))
+                # The share of a number above the last edge is 0.
+                store(out.weight, own + d, multiply_add(share, part, load(out.weight, own + d, lanes)))
+                store(fields.below, below + d, add(load(fields.below, below + d, lanes), part))
+        out.first[n * K + k] = first
 
 
 @njit(**BODY)
@@ -213,13 +214,17 @@ def spread(member, lanes, counter, fields, inputs, gradient, logits, out):
             add_bins_above(fields, task, out)
             continue
         for b in range(begin, min(begin + TILE, B)):
-            for f in range(F):
-                for k in range(K):
-                    scale, row = factor(fields, k, b, N + f), U(((b * F + f) * K + k) * (D + 1))
-                    out.vectors[row + U(D)] = logits[b * K + k] * scale
+            for k in range(K):
+                bits, place = first_bits(fields, k, b), U(((k * B + b) * (N + F) + N) * D)
+                row, of_logit = U((b * F * K + k) * (D + 1)), logits[b * K + k]
+                for f in range(F):
+                    scale = factor(fields, bits, N + f)
+                    out.vectors[row + U(D)] = of_logit * scale
                     for d in range(U(0), U(D), U(lanes)):
-                        place = U(((k * B + b) * (N + F) + N + f) * D) + d
-                        store(out.vectors, row + d, multiply(load(gradient, place, lanes), broadcast(scale, lanes)))
+                        part = multiply(load(gradient, place + d, lanes), broadcast(scale, lanes))
+                        store(out.vectors, row + d, part)
+                    place += U(D)
+                    row += U(K * (D + 1))
 
 
 class Hidden(NamedTuple):
