@@ -22,7 +22,7 @@ from stratarec.kernels.members import cpu
 from stratarec.kernels.members.cpu import MOST_DEVIATIONS
 from stratarec.kernels.runtime.team import team_of
 from stratarec.kernels.runtime.threads import team_threads
-from stratarec.kernels.simd.vector import LANES, blocks
+from stratarec.kernels.simd.vector import LANES
 
 __all__ = ["MOST_DEVIATIONS", "Group", "Layout", "Mask", "member_logits"]
 
@@ -76,6 +76,8 @@ class Layout:
         """For each hidden layer, ``[K]`` number of outputs that a member uses."""
         self.starts = [np.cumsum(widths) - widths for widths in self.widths]
         """For each hidden layer, ``[K]`` first output of a member: it has the floats from there on, times B."""
+        # Few values, because each is compiled: the largest power of two that divides D.
+        self.field_lanes = min(width & -width, LANES)
         self.lanes = [1 if (widths % LANES).any() else LANES for widths in self.widths]
         self.undropped = np.zeros(self.members, np.int16), np.ones(self.members, np.float32)
 
@@ -127,7 +129,7 @@ class _Members(torch.autograd.Function):
         fields = _fields(layout, field_mask, edges, dense, vectors, flat)
         inputs = torch.empty(layout.members, samples, (dense.shape[1] + vectors.shape[1]) * layout.width)
         logits = np.empty((samples, layout.members), np.float32)
-        cpu.kernels(blocks(layout.width)[0]).fill(team, fields, _flat(inputs), logits.reshape(-1))
+        cpu.kernels(layout.field_lanes).fill(team, fields, _flat(inputs), logits.reshape(-1))
         before = [inputs[group.first : group.last] for group in layout.groups]
         layers = []
         for place, widths in enumerate(layout.widths):
@@ -177,7 +179,7 @@ class _Members(torch.autograd.Function):
                 torch.bmm(own, weight.transpose(1, 2), out=out)
         of_vectors, of_numbers = torch.empty(ctx.shape), [torch.empty_like(weight) for weight in weights[:3]]
         of_fields = tuple(map(_flat, (of_vectors, *of_numbers)))
-        kernel = cpu.kernels(blocks(layout.width)[0]).spread
+        kernel = cpu.kernels(layout.field_lanes).spread
         kernel(team, ctx.fields, _flat(ctx.inputs), _flat(of_inputs), of_logits, of_fields)
         of_last = gradient.sum(0).view_as(weights[-1])
         return None, None, None, None, None, of_vectors, *of_numbers, *gradients, of_last
