@@ -211,23 +211,23 @@ def repeated(names: tuple[str, ...]) -> None:
     """
     results = []
     for name in names:
-        case, states, refusals, sizes = CASES[name], [], [], (SIZE, SIZE, 7, SIZE, 7)
+        case, states, sizes = CASES[name], [], (SIZE, SIZE, 7, SIZE, 7)
+        said: list[str] = []
         Repeated.count = 0
         for graph in (None, Repeated, Full):
             graph_step._Graph = graph  # type: ignore[misc,assignment]
             with torch_settings(seed=1, threads=1):
                 stages = stages_of(case, "device")
                 assert isinstance(stages, graph_step.DeviceStages)
-                stages._graph_step._captures = graph is not None
+                stages._graph_step._captures, stages.say = graph is not None, said.append
                 losses = [
                     # Batches with histories are of one form only if they are equal.
                     stages.train(number, batch_of(case, number % 2 if "model" in case else number, sizes[number]))
                     for number in range(5)
                 ]
                 states.append([torch.tensor([each.loss for each in losses]), *state_of(stages, "device")])
-                refusals.append(stages.refusal)
         same = [all(map(torch.equal, states[0], other)) for other in states[1:]]
-        results.append([same, Repeated.count, refusals])
+        results.append([same, Repeated.count, said])
     print(json.dumps(results))
 
 
@@ -282,16 +282,15 @@ def bad_input(root: str) -> None:
         with mock.patch.object(Engine, "end", side_effect=KeyboardInterrupt):
             refused(stages, 4, batch_of(case, 4))
         refused(stages, 5, batch_of(case, 5))
-        losses, refusals, graph_step._MOST_GRAPHS, Repeated.count = [], [], 1, 0
+        losses, said, graph_step._MOST_GRAPHS, Repeated.count = [], list[str](), 1, 0
         for graph in (None, Repeated, Refused):
             graph_step._Graph = graph  # type: ignore[misc,assignment]
             stages = stages_of(CASES["adam"], "device")
             assert isinstance(stages, graph_step.DeviceStages)
-            stages._graph_step._captures = graph is not None
+            stages._graph_step._captures, stages.say = graph is not None, said.append
             results = [stages.train(step, batch_of(CASES["adam"], step, 12 - step // 2)) for step in range(6)]
             losses.append([result.loss for result in results])
-            refusals.append(stages.refusal)
-    print(json.dumps([errors, same, losses[0] == losses[1] == losses[2], Repeated.count, refusals]))
+    print(json.dumps([errors, same, losses[0] == losses[1] == losses[2], Repeated.count, said]))
 
 
 WAITING = (

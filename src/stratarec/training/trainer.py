@@ -337,7 +337,7 @@ class Trainer:
         with self._writers() as writers, session.stop.handled(), session.threads, traced as traces, parts.guarded():
             if not finished:
                 Loop(parts, writers, callback=callback, trees=trees, hooks=(*self.hooks, *traces)).train()
-                for refusal in filter(None, (parts.model.embeddings.engine.transfers.refusal, parts.stages.refusal)):
+                if refusal := parts.model.embeddings.engine.transfers.refusal:
                     session.progress.say(refusal)
             result = then()
         mesh.first(lambda: write_hashes(self.run))

@@ -83,6 +83,7 @@ def train_period(
             fitting = partial(largest_fitting_batch, model, dataset, loader.config, train.precision)
             stack.enter_context(device_errors(device, train.batch_size, fitting))
             stages = build_stages(model, optimizer, train, loader)
+            stages.say = progress.say
             checkpoint.continue_from(before.checkpoint, model, optimizer, stages.average, before.rows)
             stages.earlier = before.steps
             if before.rate_factor != 1:

@@ -172,7 +172,7 @@ def build_run(
         else:
             reducer = GradientReducer(mesh, model.network, recipe.distributed.dense_wire)
             stages = RankStages(mesh, model, optimizer, config, loader, reduction=reducer)
-        stages.earlier, stages.rate_factor = earlier, rate_factor
+        stages.earlier, stages.rate_factor, stages.say = earlier, rate_factor, session.progress.say
         members = best_members(model, config, mesh.ranks) if chooses_members else None
         checkpoints = CheckpointManager(
             folder=folder, model=model, optimizer=optimizer, average=stages.average, members=members, config=config,

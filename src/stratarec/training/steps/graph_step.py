@@ -157,8 +157,6 @@ class GraphStep:
         self._queued = 0
         self._captures = self._device.type == "cuda" and can_be_captured(self._network)
         self._graphs: dict[Any, _Graph | None] = {}
-        self.refusal = ""
-        """Reason for training without a graph; empty if there is a graph or none is needed."""
 
     def train(
         self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
@@ -265,10 +263,10 @@ class GraphStep:
                 one_by_one = "a graph of the step, so the host queues its operations one by one"
                 if isinstance(error, torch.OutOfMemoryError):
                     change = "lower train.batch_size or memory.hbm"
-                    self.refusal = f"{self._device} has too little memory for {one_by_one}: {change}"
+                    self._stages.say(f"{self._device} has too little memory for {one_by_one}: {change}")
                 else:
                     reason = str(error).strip().partition("\n")[0]
-                    self.refusal = f"{self._device} cannot record {one_by_one}: {reason}"
+                    self._stages.say(f"{self._device} cannot record {one_by_one}: {reason}")
                 return work(inputs)
         with timed(self._engine.seconds, "replay"), self._engine.health.changing("an optimizer step"):
             graph.replay(inputs)
@@ -382,10 +380,6 @@ class DeviceStages(Stages):
     ) -> None:  # fmt: skip
         super().__init__(model, optimizer, config, schedule)
         self._graph_step = GraphStep(self)
-
-    @property
-    def refusal(self) -> str:
-        return self._graph_step.refusal
 
     def train(
         self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None

@@ -146,11 +146,8 @@ class Stages:
         self._rate_factor = 1.0
         self.earlier = 0
         """Number of steps before this run or period. Random numbers and averages count them; schedules do not."""
-
-    @property
-    def refusal(self) -> str:
-        """Why steps on a device run without a graph, although they could have one; otherwise empty."""
-        return ""
+        self.say: Callable[[str], None] = lambda text: None
+        """Called with a line if steps on a device must run without a graph, although they could have one."""
 
     # Ahead of training
 
