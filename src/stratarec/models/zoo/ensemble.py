@@ -193,14 +193,15 @@ class EnsembleScore(Score):
         """
         dense, trees = dense[:, : self.dense], dense[:, self.dense :]
         vectors = vectors if runs is None else runs.expand(vectors)
-        is_plain = vectors.dtype == self.out.bias.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-        if self.training and is_plain and vectors.device.type == "cpu":
+        if self.training and self._is_plain(vectors):
             return self._training_logits(dense, vectors)
         rows = vectors.view(*vectors.shape[:2], self.members, self.width + 1)
         first, fields = rows[..., -1].sum(1), rows[..., :-1].permute(2, 0, 1, 3)
         size, features = len(rows), dense.shape[1] + rows.shape[1]
-        dropped = self.field_dropped if self.training else ()
-        masks = dict(zip(dropped, self.field_dropout(rows.new_ones(len(dropped), size, features)), strict=True))
+        masks: dict[int, Tensor] = {}
+        if self.training:
+            kept = self.field_dropout(rows.new_ones(len(self.field_dropped), size, features))
+            masks = dict(zip(self.field_dropped, kept, strict=True))
         for member, factors in masks.items():
             first[:, member] = (rows[:, :, member, -1] * factors[:, dense.shape[1] :]).sum(1)
         if self.numbers is not None:
@@ -220,6 +221,11 @@ class EnsembleScore(Score):
             return logits
         logits = torch.cat([logits, trees], dim=1)
         return logits if self.separate else self.out(logits).squeeze(1)
+
+    def _is_plain(self, vectors: Tensor) -> bool:
+        """Whether `member_logits` can compute the networks: in float32 on the CPU."""
+        kinds, is_cast = {vectors.dtype, self.out.bias.dtype}, torch.is_autocast_enabled("cpu")
+        return vectors.device.type == "cpu" and kinds == {torch.float32} and not is_cast
 
     def _training_logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
         """Compute `forward` in training by a single operation, with the same masks."""

@@ -143,6 +143,7 @@ class Stages:
         self.objective = Objective(config.loss_factors(labels), config.class_weights(labels), config.loss)
         self.average = WeightAverage(model.network, config.average)
         self._dropouts = dropouts(model.network)
+        self._weights: list[nn.Parameter] = [weight for group in optimizer.param_groups for weight in group["params"]]
         self._rate_factor = 1.0
         self.earlier = 0
         """Number of steps before this run or period. Random numbers and averages count them; schedules do not."""
@@ -261,7 +262,8 @@ class Stages:
     @traced("backward")
     def backward(self, loss: Tensor, rows: LookedUp[Any]) -> list[Tensor]:
         """Compute the gradients of the network and of looked-up rows, and return those of the rows."""
-        self.optimizer.zero_grad(set_to_none=True)
+        for weight in self._weights:
+            weight.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
         return rows.gradients
 
@@ -294,10 +296,6 @@ class Stages:
     def norm(self) -> Tensor:
         """Return the norm of the network's gradients, over all processes."""
         return gradient_norm(self._weights)
-
-    @property
-    def _weights(self) -> list[nn.Parameter]:
-        return [weight for group in self.optimizer.param_groups for weight in group["params"]]
 
     @property
     def rate_factor(self) -> float:
