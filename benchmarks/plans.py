@@ -72,7 +72,7 @@ CELLS = {
     ),
     "finalmlp, int4": Cell(
         data="log", model={"kind": "finalmlp", "embedding_dim": 16}, batch=512, steps=400,
-        memory={"precision": "int4", "cache": {"fraction": 0.05, "policy": "lfu"}},
+        memory={"precision": "int4", "cache": {"fraction": 0.05, "policy": "rank"}},
     ),
     "dlrm, log, no lookahead": Cell(
         data="log", model={**_DLRM, "embedding_dim": 128}, batch=1024, steps=200, dram=1 / 6, block=True,

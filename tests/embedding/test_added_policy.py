@@ -16,7 +16,7 @@ from stratarec.kernels.policies import POLICIES, Policy
 REGISTERS = """
 from stratarec.kernels.policies import POLICIES, Policy
 
-def score(row, stamp, count):
+def score(row, stamp):
     return stamp
 
 POLICIES.register("mru", Policy(about="the row that was used last", score=score, keeps="first"))

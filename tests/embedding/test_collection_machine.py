@@ -94,7 +94,7 @@ class CollectionMachine(RuleBasedStateMachine):
         }
         path = self.folder / f"rows-{self.made}"
         tiers = TierConfig(
-            tables=tables, policy=draw(st.sampled_from(["lru", "lfu", "rank"])), ways=8,
+            tables=tables, policy=draw(st.sampled_from(["lru", "rank"])), ways=8,
             mapped_path=path, log_path=path,
         )  # fmt: skip
         self.module = TieredEmbeddingBagCollection(TABLES, tiers=tiers)

@@ -35,9 +35,8 @@ def test_locations_of_a_billion_rows_take_the_planned_memory(tmp_path: Path) -> 
     module = TieredEmbeddingBagCollection(configs, optimizer=optimizer, tiers=tiers)
     shape = RowShape.of(16, optimizer)
     planned = cached_bytes(
-        shape, rows, home="log", codec=codec, slots=64, counters=False,
-        traffic=BatchDemand(lookups=0, distinct=0, batches=1),
-    )["dram"]["locations"]  # fmt: skip
+        shape, rows, home="log", codec=codec, slots=64, traffic=BatchDemand(lookups=0, distinct=0, batches=1)
+    )["dram"]["locations"]
     actual = sum(store.rows * store.layout.location_type.itemsize for store in logs_of(module))
     assert actual == 4 * planned == 16 * 10**9
     module.close()

@@ -15,11 +15,7 @@ from stratarec.kernels.random import RowNoise, fill_uniform, table_key
 pytestmark = pytest.mark.interpreted
 
 ROWS = (500, 90)
-RANKS = {
-    "lru": lambda slot: (0, slot.stamp),
-    "lfu": lambda slot: (slot.count, slot.stamp),
-    "rank": lambda slot: (-slot.row, 0),
-}
+RANKS = {"lru": lambda slot: (0, slot.stamp), "rank": lambda slot: (-slot.row, 0)}
 """Policy -> order in which the plain cache evicts slots."""
 
 

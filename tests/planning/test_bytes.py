@@ -41,7 +41,7 @@ def parts(
 ) -> dict[str, int]:
     components: Parts = cached_bytes(
         row, rows, home=home, codec=codec, slots=slots,
-        **{"counters": False, "traffic": NO_TRAFFIC, **options},  # type: ignore[arg-type]
+        **{"traffic": NO_TRAFFIC, **options},  # type: ignore[arg-type]
     )  # fmt: skip
     return {f"{memory} {name}": size for memory, named in components.items() for name, size in named.items()}
 

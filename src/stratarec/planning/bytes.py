@@ -8,7 +8,6 @@ per batch or per log:
     slot weights        level 0        slot         float32 weights, where rows are trained
     slot state          level 0        slot         float32 optimizer state of the weights
     tags, stamps        dram           slot         the row in the slot, and its last use; 4 bytes each
-    counters            dram           slot         4 bytes, if the policy counts
     record weights      of the home    row          encoded weights; those of a log's frequent rows are in dram, too
     record parameters   of the home    row          scale and offset of int8 and int4
     record state        of the home    row          optimizer state in the record
@@ -52,7 +51,7 @@ Parts: TypeAlias = Mapping[Memory, Mapping[str, int]]
 MEMORIES: tuple[Memory, ...] = ("hbm", "dram", "mapped", "block")
 LEVEL0: tuple[Memory, ...] = ("hbm", "dram")
 """Memories in which rows can be trained."""
-TAG_BYTES = STAMP_BYTES = COUNTER_BYTES = LOOKUP_SLOT_BYTES = 4
+TAG_BYTES = STAMP_BYTES = LOOKUP_SLOT_BYTES = 4
 LIST_BYTES = 6 * 8 * 5 // 4  # six lists of rows and slots that move, int64, with a quarter to spare
 MOST_ROWS_OF_A_LOG = 2_800_000_000
 """Approximate number of rows of one log up to which a location needs only 4 bytes."""
@@ -171,7 +170,6 @@ def cached_bytes(
     home: Home,
     codec: CodecConfig,
     slots: int,
-    counters: bool,
     traffic: BatchDemand,
     level0: Memory = "dram",
     dram_rows: int = 0,
@@ -190,8 +188,6 @@ def cached_bytes(
         Precision of the records.
     slots : int
         Number of slots of the cache.
-    counters : bool
-        Whether the cache counts the uses of rows.
     traffic : BatchDemand
         Lookups of a batch.
     level0 : str
@@ -206,7 +202,6 @@ def cached_bytes(
     dram: dict[str, int] = {
         "tags": TAG_BYTES * slots,
         "stamps": STAMP_BYTES * slots,
-        "counters": COUNTER_BYTES * slots if counters else 0,
         "bitmaps": (1 if home == "log" else 2) * -(-rows // 8) + 2 * -(-dram_rows // 8),
         "locations": location_bytes(rows, layout.record_bytes) if home == "log" else 0,
         # Buffers of further logs, if one log would have too many rows for locations of 4 bytes.

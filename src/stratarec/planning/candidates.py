@@ -14,7 +14,6 @@ from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import slots_for_batch
 from stratarec.errors import ConfigError
 from stratarec.kernels.codec.kinds import KINDS
-from stratarec.kernels.policies import POLICIES
 from stratarec.planning.bytes import (
     MEMORIES,
     BatchDemand,
@@ -186,8 +185,8 @@ def _candidate(
             lookups=work.lookups, distinct=min(table.rows, PIN_MARGIN * work.distinct), batches=memory.lookahead + 1
         )  # fmt: skip
         parts = cached_bytes(
-            table.shape, table.rows, home=work.home, codec=work.codec, slots=slots.total,
-            counters=POLICIES[memory.cache.policy].counts, traffic=traffic, level0=memory.level0, dram_rows=dram_rows,
+            table.shape, table.rows, home=work.home, codec=work.codec, slots=slots.total, traffic=traffic,
+            level0=memory.level0, dram_rows=dram_rows,
         )  # fmt: skip
     seconds = table_seconds(work, tiers)
     placement = TablePlacement(

@@ -174,8 +174,7 @@ class CacheDemand:
     policy: CachePolicy
     """Eviction policy. One that keeps ``recent`` rows is predicted by Che's approximation. If a policy keeps the
     ``first`` ids, they stay in all slots that other rows of the batches in flight do not need; this prediction is
-    exact, apart from the division of slots into sets. A policy that keeps ``popular`` rows is predicted like one that
-    keeps the first, with rows by falling popularity, because counts of uses converge to that order."""
+    exact, apart from the division of slots into sets."""
     lookahead: int
     """Number of batches that are staged ahead. The rows of the last lookahead + 1 batches are not evicted."""
 
@@ -195,25 +194,20 @@ def expected_misses(popularity: Popularity, demand: CacheDemand) -> Floats:
     ConfigError
         If the policy keeps the first ids, and bins are not in the order of ids.
     """
-    keeps = POLICIES[demand.policy].keeps
-    if keeps == "first" and not popularity.by_id:
+    if POLICIES[demand.policy].keeps == "first" and not popularity.by_id:
         others = " or ".join(name for name, policy in POLICIES.items() if policy.keeps != "first")
         raise ConfigError(
             f"memory.cache.policy is {demand.policy}, but the ids are not ranked by frequency; use {others}"
         )
-    misses = np.zeros_like(popularity.rows)
-    if demand.slots < popularity.used_rows:
-        # Bins in the order in which the policy prefers to keep rows.
-        order = np.argsort(-popularity.share, kind="stable") if keeps == "popular" else slice(None)
-        ordered = replace(popularity, rows=popularity.rows[order], share=popularity.share[order])
-        touched = ordered.touched(demand.lookups)
-        misses[order] = ordered.rows * _passing(ordered, demand) * touched * np.exp(-_idle(ordered, demand))
-    return misses
+    if demand.slots >= popularity.used_rows:
+        return np.zeros_like(popularity.rows)
+    touched: Floats = popularity.touched(demand.lookups)
+    return popularity.rows * _passing(popularity, demand) * touched * np.exp(-_idle(popularity, demand))
 
 
 def _idle(popularity: Popularity, demand: CacheDemand) -> Floats:
     """Return lambda T for each bin. T is the number of batches without use after which a row is evicted."""
-    if POLICIES[demand.policy].keeps != "recent":
+    if POLICIES[demand.policy].keeps == "first":
         return popularity.rate(demand.lookups * (demand.lookahead + 1))
     # Che, Tung and Wang, "Hierarchical Web caching systems", IEEE JSAC 20(7), 2002, equation (3): in the characteristic
     # time T, the number of distinct rows that are touched equals the number of slots.

@@ -16,7 +16,7 @@ Content = Mapping[str, Any]
 
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "slots": ("slot weights", "slot state"),
-    "metadata": ("tags", "stamps", "counters", "bitmaps", "locations"),
+    "metadata": ("tags", "stamps", "bitmaps", "locations"),
     "weights": ("record weights",),
     "parameters": ("record parameters",),
     "state": ("record state",),
@@ -261,7 +261,7 @@ HOMES = {
     "log": "log on a block device",
     "hbm": "GPU memory",
 }
-_SLOTS, _TAGS = ("slot weights", "slot state"), ("tags", "stamps", "counters")
+_SLOTS, _TAGS = ("slot weights", "slot state"), ("tags", "stamps")
 _WORK = ("staging", "workspace")
 _MEMORY = {"mapped": "mapped", "log": "block"}
 _RECORDS = ("record weights", "record parameters", "record state")

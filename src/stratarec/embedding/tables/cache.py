@@ -12,7 +12,7 @@ writes slots. An interrupt there loses rows, and sets the `Health` of the collec
 addressable memory (dram, mapped) that slots can be swapped with, rows are moved in one pass. If records are in files or
 slots are on another device, rows are encoded, written, read and decoded, one batch at a time.
 
-A slot record in a checkpoint is ``[row int64, stamp int32, count uint32, float32 row]``; a slot that was emptied has
+A slot record in a checkpoint is ``[row int64, stamp int32, 4 bytes of zero, float32 row]``; a slot that was emptied has
 row -1. The slots that changed since the last checkpoint follow from their stamps, so training sets no marks.
 """
 
@@ -109,7 +109,7 @@ class Directory:
 
     @property
     def shape(self) -> dict[str, Any]:
-        """Parameters that determine the possible slots of each row, as JSON."""
+        """Policy, and the parameters that determine the possible slots of each row, as JSON."""
         layout = self.layout
         sets = [
             [int(regular), int(overflow)] for regular, overflow in zip(layout.sets, layout.overflow_sets, strict=True)
@@ -216,26 +216,15 @@ class Directory:
 
     def stamps_in(self, slots: Indices) -> NDArray[np.int32]:
         """Return the stamp of each of `slots`, ``[n]`` int64; -1 for hot slots."""
-        return self._values_in(self.state.stamps, slots, np.int32(-1))
-
-    def counts_in(self, slots: Indices) -> NDArray[np.uint32]:
-        """Return how often the row in each of `slots` was used; 0 for hot rows, and if the policy does not count."""
-        if len(self.state.counts) > 1:
-            return self._values_in(self.state.counts, slots, np.uint32(0))
-        return np.zeros(len(slots), dtype=np.uint32)
-
-    def _values_in(self, values: NDArray[Any], slots: Indices, hot: np.generic) -> NDArray[Any]:
         # `where` evaluates both sides, so hot slots need a valid index.
         last = max(self.layout.slots - 1, 0)
-        return np.where(slots < self.layout.slots, values[np.minimum(slots, last)], hot)
+        return np.where(slots < self.layout.slots, self.state.stamps[np.minimum(slots, last)], np.int32(-1))
 
     def clear(self) -> None:
         """Empty every slot."""
         self.state = kernel.CacheState.empty(self.layout)
 
-    def set_slots(
-        self, slots: Indices, rows: Indices, stamps: NDArray[np.int32], counts: NDArray[np.uint32]
-    ) -> None:  # fmt: skip
+    def set_slots(self, slots: Indices, rows: Indices, stamps: NDArray[np.int32]) -> None:
         """Set the contents of slots, which were read from a checkpoint.
 
         Parameters
@@ -244,14 +233,14 @@ class Directory:
             ``[n]`` int64 slots.
         rows : ndarray
             ``[n]`` int64 row of the group in each slot; -1 for an empty slot.
-        stamps, counts : ndarray
-            ``[n]`` int32 stamp and ``[n]`` uint32 use count of each slot.
+        stamps : ndarray
+            ``[n]`` int32 stamp of each slot.
         """
         state, layout = self.state, self.layout
         hot = slots >= layout.slots
         if (self.rows_in(slots[hot]) != rows[hot]).any():
             raise CheckpointError("hot slots contain rows that do not belong there; use another checkpoint")
-        slots, rows, stamps, counts = slots[~hot], rows[~hot], stamps[~hot], counts[~hot]
+        slots, rows, stamps = slots[~hot], rows[~hot], stamps[~hot]
         tables = np.searchsorted(layout.slot_start, slots, side="right") - 1
         # A tag has 32 bits: a row of another table would become a row of this one.
         stray = (rows >= 0) & ((rows < layout.first_row[tables]) | (rows >= (layout.first_row + layout.rows)[tables]))
@@ -259,8 +248,6 @@ class Directory:
             raise CheckpointError("slots contain rows of other tables; use another checkpoint")
         state.tags[slots] = np.where(rows < 0, 0, rows - layout.first_row[tables] + 1).astype(np.int32)
         state.stamps[slots] = stamps
-        if len(state.counts) > 1:
-            state.counts[slots] = counts
         overflow_start = layout.slot_start[:-1] + layout.sets * layout.ways
         # A lookup searches only as much of the overflow area as may contain rows; the exact extent is not known here.
         spilled = np.unique(tables[(slots >= overflow_start[tables]) & (rows >= 0)])
@@ -540,7 +527,7 @@ def mover_of(
     return kind(names, directory, codec, store, memory)
 
 
-_HEAD = np.dtype([("row", "<i8"), ("stamp", "<i4"), ("count", "<u4")])
+_HEAD = np.dtype([("row", "<i8"), ("stamp", "<i4"), ("unused", "<u4")])
 _FOLDER = "slots"
 
 
@@ -605,9 +592,8 @@ class SlotRecords:
     def __getitem__(self, slots: Indices, /) -> NDArray[np.uint8]:
         """Return the records of `slots` for a file, ``[n, bytes]``; the module's docstring has their layout."""
         rows = self._directory.rows_in(slots)
-        head = np.empty(len(slots), dtype=_HEAD)
+        head = np.zeros(len(slots), dtype=_HEAD)
         head["row"], head["stamp"] = rows, self._directory.stamps_in(slots)
-        head["count"] = self._directory.counts_in(slots)
         floats = np.zeros((len(slots), self._codec.record_bytes), dtype=np.uint8)
         filled = np.flatnonzero(rows >= 0)
         # float32 is not rounded, so the keys of the noise do not matter.
@@ -622,7 +608,7 @@ class SlotRecords:
     def __setitem__(self, slots: Indices, records: NDArray[np.uint8], /) -> None:
         """Fill `slots` with their records from a file, ``[n, bytes]``."""
         head, floats = _split(records)
-        self._directory.set_slots(slots, head["row"], head["stamp"], head["count"])
+        self._directory.set_slots(slots, head["row"], head["stamp"])
         filled = np.flatnonzero(head["row"] >= 0)
         self._memory.decode(self._codec, floats, filled, slots[filled])
 

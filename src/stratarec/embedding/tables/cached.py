@@ -283,7 +283,9 @@ class CachedTables(TableGroup):
 
     def fits(self, manifest: Mapping[str, Any]) -> bool:
         same_home = HOMES[self.store.kind].layout == manifest["home"].get("layout")
-        return same_home and manifest.get("cache") == self.directory.shape
+        # The rows and stamps in slots are independent of the policy.
+        cache = {**(manifest.get("cache") or {}), "policy": self.directory.layout.policy}
+        return same_home and cache == self.directory.shape
 
     # Clocks and resources
 

@@ -97,7 +97,7 @@ class CacheLayout:
         hot = self.hot_slots
         return (
             self.rows, hot.rows, hot.start[:-1] - self.slot_start[:-1], self.slot_start, self.sets,
-            self.overflow_sets, self.ways, list(POLICIES).index(self.policy), POLICIES[self.policy].counts,
+            self.overflow_sets, self.ways, list(POLICIES).index(self.policy),
         )  # fmt: skip
 
 
@@ -114,8 +114,6 @@ class CacheState:
     """``[S + PADDING]`` row of the table in each slot, plus one; 0 for a free slot."""
     stamps: NDArray[np.int32]
     """``[S + PADDING]`` stamp of each slot; -1 if it was never used."""
-    counts: NDArray[np.uint32]
-    """``[S + PADDING]`` uses of the row in each slot; one entry if the policy does not count."""
     reach: Ints
     """Number of overflow sets per table that a lookup must search; 0 if the overflow area is empty."""
 
@@ -124,16 +122,11 @@ class CacheState:
         """Return a state in which all slots of `layout` are free; their stamp -1 is older than any batch."""
         tags, stamps = (allocate(layout.slots + PADDING).view(np.int32) for _ in range(2))
         stamps.fill(-1)
-        return cls(
-            tags,
-            stamps,
-            np.zeros(layout.slots + PADDING if POLICIES[layout.policy].counts else 1, dtype=np.uint32),
-            np.zeros(len(layout.sets), dtype=np.int64),
-        )
+        return cls(tags, stamps, np.zeros(len(layout.sets), dtype=np.int64))
 
     @property
     def nbytes(self) -> int:
-        return int(self.tags.nbytes + self.stamps.nbytes + self.counts.nbytes + self.reach.nbytes)
+        return int(self.tags.nbytes + self.stamps.nbytes + self.reach.nbytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +254,7 @@ def stage(
     bad = np.full(tables, -1, dtype=np.int64)
     cpu.stage(
         team_of(team_threads()), (bags.compiled, bags.key, group.table_start, group.table_features),
-        layout.places, (state.tags, state.stamps, state.counts, state.reach), (stamp, horizon),
+        layout.places, (state.tags, state.stamps, state.reach), (stamp, horizon),
         (workspace.room, workspace.order, *lists.values()),
         (done.rows_in, done.victims, done.released, done.stuck, bad), out,
     )  # fmt: skip

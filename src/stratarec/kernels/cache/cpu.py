@@ -56,7 +56,6 @@ class Places(NamedTuple):
     overflow_sets: NDArray[np.int64]
     ways: int
     policy: int
-    counts: bool
 
 
 class Area(NamedTuple):
@@ -73,7 +72,6 @@ class State(NamedTuple):
 
     tags: NDArray[np.int32]
     stamps: NDArray[np.int32]
-    counts: NDArray[np.uint32]
     reach: NDArray[np.int64]
 
 
@@ -191,7 +189,7 @@ def oldest(state, start, ways, horizon):
 
 def by_score(policy):
     """Return a compiled function that returns the slot with the largest score in a set, or -1 if all are in use."""
-    counts, score = policy.counts, njit(**NEVER_CACHED)(policy.score)
+    score = njit(**NEVER_CACHED)(policy.score)
 
     @njit(**NEVER_CACHED)
     def choose(state, first, ways, horizon):
@@ -200,8 +198,7 @@ def by_score(policy):
             slot = U(first + way)
             if state.stamps[slot] >= horizon:
                 continue
-            count = np.int64(state.counts[slot]) if counts else np.int64(0)
-            value = score(np.int64(state.tags[slot]) - 1, np.int64(state.stamps[slot]), count)
+            value = score(np.int64(state.tags[slot]) - 1, np.int64(state.stamps[slot]))
             if best < 0 or value > best_score:
                 best, best_score = np.int64(slot), value
         return best
@@ -248,16 +245,6 @@ def victim(state, first, ways, policy, horizon):
 
 
 @njit(**BODY)
-def touch(slot, batch, state, counts):
-    """Record that `batch` uses the slot."""
-    if counts:
-        # A batch counts once, however often it looks up the row. Otherwise a single batch with many lookups of one id
-        # would keep the row of this id in the cache for long.
-        state.counts[slot] += np.uint32(state.stamps[slot] != batch and state.counts[slot] < np.uint32(0xFFFFFFFF))
-    state.stamps[slot] = batch
-
-
-@njit(**BODY)
 def find_rows(t, lookups, places, area, state, batch, out, pending):
     """Look up the slots of one table's ids; add the positions of ids that are not resident to `pending`.
 
@@ -282,7 +269,7 @@ def find_rows(t, lookups, places, area, state, batch, out, pending):
             # miss are both written. A missing row stamps the padding after the last slot.
             pending[U(misses)] = i
             misses += slot < 0
-            touch(U(slot) if slot >= 0 else U(len(state.stamps) - 1), batch, state, places.counts)
+            state.stamps[U(slot) if slot >= 0 else U(len(state.stamps) - 1)] = batch
             out[i] = slot - area.start if slot >= 0 else -1
     return misses, np.int64(-1)
 
@@ -354,7 +341,6 @@ def bring_in(pending, values, area, reach, places, state, stamps, out, arrivals,
             rows_in += 1
             state.tags[U(slot)] = np.int32(row + 1)
             state.stamps[U(slot)] = stamps.batch
-            state.counts[U(slot) if places.counts else U(0)] = np.uint32(1)
         out[i] = slot - area.start
     return rows_in, victims, reach, stuck
 

@@ -22,7 +22,6 @@ class Slot:
 
     row: int = -1
     stamp: int = -1
-    count: int = 0
 
 
 @dataclass
@@ -46,9 +45,8 @@ class TableCache:
             place = self._find(row)
             if place < 0:
                 missing.append(row)
-            elif self.slots[place].stamp != batch:
+            else:
                 self.slots[place].stamp = batch
-                self.slots[place].count += 1
         for slot in self.slots[self.sets * self.ways :]:
             if slot.row >= 0 and slot.stamp < horizon:
                 rows_out.append(slot.row)
@@ -59,7 +57,7 @@ class TableCache:
                 if place >= 0:
                     if self.slots[place].row >= 0:
                         rows_out.append(self.slots[place].row)
-                    self.slots[place] = Slot(row, batch, 1)
+                    self.slots[place] = Slot(row, batch)
                     rows_in.append(row)
         return [self._find(row) for row in ids], rows_in, rows_out
 

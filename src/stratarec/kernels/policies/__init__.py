@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from stratarec.kernels.policies.base import Policy
-from stratarec.kernels.policies.lfu import LFU
 from stratarec.kernels.policies.lru import LRU
 from stratarec.kernels.policies.rank import RANK
 from stratarec.registry import Registry
 
 __all__ = ["POLICIES", "Policy"]
 
-POLICIES = Registry("eviction policy", {"lru": LRU, "lfu": LFU, "rank": RANK})
+POLICIES = Registry("eviction policy", {"lru": LRU, "rank": RANK})

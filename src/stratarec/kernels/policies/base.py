@@ -16,20 +16,16 @@ class Policy:
     Parameters
     ----------
     about : str
-        The row that it evicts, for texts, such as ``the least used row``.
+        The row that it evicts, for texts, such as ``the longest unused row``.
     score : callable or None
-        ``score(row, stamp, count)`` returns an integer; of the rows of a full set that no batch in flight uses, the row
-        with the largest integer is evicted. The kernels of the cache compile this function. `row` is the id, `stamp`
-        the number of the last batch that used the row, and `count` the number of batches that used it since it was
-        fetched, 0 unless the policy `counts`. None evicts the row with the smallest stamp, by vector code.
+        ``score(row, stamp)`` returns an integer; of the rows of a full set that no batch in flight uses, the row with
+        the largest integer is evicted. The kernels of the cache compile this function. `row` is the id, and `stamp` the
+        number of the last batch that used the row. None evicts the row with the smallest stamp, by vector code.
     keeps : str
-        Rows that stay in the cache when it has seen many batches, by which the planner predicts misses: ``recent``, the
-        ``first`` ids, or ``popular`` rows.
-    counts : bool
-        Whether slots count their uses, which takes 4 bytes each.
+        Rows that stay in the cache when it has seen many batches, by which the planner predicts misses: ``recent`` rows
+        or the ``first`` ids.
     """
 
     about: str
-    score: Callable[[np.int64, np.int64, np.int64], np.int64] | None
-    keeps: Literal["recent", "first", "popular"]
-    counts: bool = False
+    score: Callable[[np.int64, np.int64], np.int64] | None
+    keeps: Literal["recent", "first"]

@@ -7,7 +7,7 @@ import numpy as np
 from stratarec.kernels.policies.base import Policy
 
 
-def score(row: np.int64, stamp: np.int64, count: np.int64) -> np.int64:
+def score(row: np.int64, stamp: np.int64) -> np.int64:
     """Return the id."""
     return row
 
