@@ -24,8 +24,8 @@ from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels.runtime.accelerator import device_errors
 from stratarec.training.torch_setup import device_of
 
-# These models add products of pairs, or sums over runs and pairs, in another order.
-OTHER_ORDERS = ("dlrm", "din")
+# These models add products of pairs, or sums over runs and pairs, or the bins of numbers, in another order.
+OTHER_ORDERS = ("dlrm", "din", "ensemble")
 CUDA = "is built for" if not torch.backends.cuda.is_built() else "finds no such device"
 if torch.cuda.is_available():
     CUDA = "was not verified on this machine"
