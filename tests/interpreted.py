@@ -72,6 +72,10 @@ def take(counter: Any) -> int:
     return value
 
 
+twin("python_lock", "release_lock")(lambda: 0)
+twin("python_lock", "take_lock")(lambda state: None)
+
+
 # Memory
 
 
@@ -106,6 +110,8 @@ def _stored(array: Any, byte: int, value: Any, kind: Any) -> None:
 
 
 twin("bits", "load_u16")(lambda array, byte: _loaded(array, byte, np.uint16))
+twin("bits", "load_u32")(lambda array, byte: _loaded(array, byte, np.uint32))
+twin("bits", "load_u64")(lambda array, byte: _loaded(array, byte, np.uint64))
 twin("bits", "load_f32")(lambda array, byte: _loaded(array, byte, np.float32))
 twin("bits", "store_u16")(lambda array, byte, value: _stored(array, byte, value, np.uint16))
 twin("bits", "store_f32")(lambda array, byte, value: _stored(array, byte, value, np.float32))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stratarec.kernels.trees import CODES
-from stratarec.kernels.trees.pair_lookup import look_up_packed, pack_pairs
+from stratarec.kernels.trees.pair_lookup import look_up, pack_pairs
 from stratarec.kernels.trees.pair_rates import PairRates, look_up_pairs, no_pairs, pair_codes
 
 pytestmark = pytest.mark.interpreted
@@ -52,7 +54,7 @@ def test_rates_match_a_dictionary(seed: int, entries: int, size: int) -> None:
     ]
     actual = look_up_pairs(rows, rates, rates.keys(), S)
     np.testing.assert_array_equal(actual, np.reshape(expected, (size, 3)).astype(np.float32))
-    np.testing.assert_array_equal(look_up_packed(rows, pack_pairs(rates, S)), actual)
+    np.testing.assert_array_equal(packed_rates(rows, rates, S), actual)
 
 
 def test_without_pairs_there_are_no_columns() -> None:
@@ -60,7 +62,7 @@ def test_without_pairs_there_are_no_columns() -> None:
     assert rates.is_valid(0, 0)
     rows = np.zeros((5, 3), np.float32)
     assert look_up_pairs(rows, rates, rates.keys(), 2).shape == (5, 0)
-    assert look_up_packed(rows, pack_pairs(rates, 2)).shape == (5, 0)
+    assert packed_rates(rows, rates, 2).shape == (5, 0)
 
 
 def test_numbers_that_are_no_codes_have_a_code() -> None:
@@ -70,7 +72,15 @@ def test_numbers_that_are_no_codes_have_a_code() -> None:
     codes = pair_codes(rows, rates, S)
     assert ((codes >= 0) & (codes < CODES)).all()
     expected = look_up_pairs(rows, rates, rates.keys(), S)
-    np.testing.assert_array_equal(look_up_packed(rows, pack_pairs(rates, S)), expected)
+    np.testing.assert_array_equal(packed_rates(rows, rates, S), expected)
+
+
+def packed_rates(rows: np.ndarray[Any, Any], rates: PairRates, categorical: int) -> np.ndarray[Any, Any]:
+    """Return the rates that the kernel adds behind two columns."""
+    result = np.full((len(rows), 2 + len(rates.pairs)), -1, np.float32)
+    look_up(rows, pack_pairs(rates, categorical), result, 2)
+    assert (result[:, :2] == -1).all()
+    return result[:, 2:]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from stratarec.kernels.trees import CODES
-from stratarec.kernels.trees.sums import NODE_FIELDS, TreeArrays, pack_trees, reference_sum_trees, sum_trees
+from stratarec.kernels.trees.sums import (
+    NODE_FIELDS,
+    PackedTrees,
+    TreeArrays,
+    pack_trees,
+    reference_sum_trees,
+    sum_trees,
+)
 
 M, T, N, COLUMNS, K = 2, 10, 7, 3, 900
 
@@ -36,16 +43,22 @@ def draw(seed: int, trees: int = T) -> tuple[np.ndarray[Any, Any], TreeArrays]:
     return rows.astype(np.float32), TreeArrays(*(array.astype(np.float32) for array in arrays))
 
 
+def sums_of(rows: Any, packed: PackedTrees, leaves: Any, members: int) -> Any:
+    sums = np.zeros((len(rows), members), dtype=np.float64)
+    sum_trees(rows, packed, leaves, sums)
+    return sums.astype(np.float32)
+
+
 @pytest.mark.parametrize("trees", [0, 1, 3, T])
 def test_sums_match_the_reference(trees: int) -> None:
     rows, arrays = draw(trees, trees)
     packed = pack_trees(arrays, COLUMNS, M)
     assert packed is not None
-    sums = sum_trees(rows, packed, arrays.leaves, M)
+    sums = sums_of(rows, packed, arrays.leaves, M)
     np.testing.assert_allclose(sums, reference_sum_trees(rows, arrays, M), rtol=1e-6, atol=1e-6)
     assert sums.any() == bool(trees)
     for few in (0, 1, 8, 15):
-        np.testing.assert_array_equal(sum_trees(rows[:few], packed, arrays.leaves, M), sums[:few])
+        np.testing.assert_array_equal(sums_of(rows[:few], packed, arrays.leaves, M), sums[:few])
 
 
 BAD = (np.nan, np.inf, -np.inf, 1e30, -1e30, float(N), -float(N) - 2, 0.0, 0.5)
@@ -76,7 +89,7 @@ def test_invalid_trees_terminate(array: str, field: int, value: float) -> None:
         if value == 0.5 and (array, field) != ("nodes", 1):  # not a whole number
             assert packed is None
         if packed is not None:
-            assert np.isfinite(sum_trees(rows, packed, arrays.leaves, M)).all()
+            assert np.isfinite(sums_of(rows, packed, arrays.leaves, M)).all()
 
 
 @pytest.mark.parametrize("child", [(1, 1), (-1, -8), (0, 2), (2, 0)])
@@ -103,7 +116,7 @@ def test_a_constant_and_an_uneven_tree() -> None:
     rows = np.arange(-2, 33, dtype=np.float32)[:, None]
     packed = pack_trees(arrays, 1, 1)
     assert packed is not None
-    sums = sum_trees(rows, packed, arrays.leaves, 1)
+    sums = sums_of(rows, packed, arrays.leaves, 1)
     np.testing.assert_array_equal(sums, reference_sum_trees(rows, arrays, 1))
     assert sums[0, 0] == 3
     assert sums[-1, 0] == 33

@@ -18,7 +18,7 @@ Floats = NDArray[np.float32]
 
 
 class PackedPairs(NamedTuple):
-    """Valid rates of pairs in the form that `look_up_packed` reads."""
+    """Valid rates of pairs in the form that `look_up` reads."""
 
     columns: NDArray[np.int64]
     """``[P, 2]``."""
@@ -59,22 +59,9 @@ def pack_pairs(rates: PairRates, categorical: int) -> PackedPairs:
     )
 
 
-def look_up_packed(rows: Floats, packed: PackedPairs) -> Floats:
-    """Return the click rates of pairs, ``[B, P]``.
-
-    Parameters
-    ----------
-    rows : ndarray
-        ``[B, C]``.
-    packed : PackedPairs
-    """
-    result = np.empty((len(rows), len(packed.columns)), np.float32)
-    _look_up(rows, packed, result)
-    return result
-
-
 @njit(nogil=True, cache=True)
-def _look_up(rows, packed, result):
+def look_up(rows, packed, result, column):
+    """Set ``result[b, column + p]`` to the click rate of pair p in row b of `rows`, ``[B, C]``."""
     for p in range(len(packed.columns)):
         for b in range(len(rows)):
             key = np.int64(0)
@@ -102,4 +89,4 @@ def _look_up(rows, packed, result):
                 else:
                     high = middle
             is_known = low < packed.ends[p + 1] and packed.keys[low] == key
-            result[b, p] = packed.rates[low] if is_known else packed.defaults[p]
+            result[b, column + p] = packed.rates[low] if is_known else packed.defaults[p]

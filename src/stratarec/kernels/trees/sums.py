@@ -26,15 +26,17 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from stratarec.kernels.runtime.team import BODY
 from stratarec.kernels.trees import CODES
 
 NODE_FIELDS, TREE_FIELDS = 4, 2
 """Number of numbers in a node and in the description of a tree."""
 # Leaves are bits of positive int32 numbers.
 _MOST_NODES = 30
-# Rows that are computed together. With fewer than `_FEW` rows, sets are tested one row after another.
-_BLOCK, _FEW = 512, 16
+# Rows that are computed together. Fewer than `_FEW` rows are computed one after another.
+_BLOCK, _FEW = 512, 11
 
+U = np.uint64
 Floats = NDArray[np.float32]
 
 
@@ -164,38 +166,23 @@ def _pack_trees(arrays, columns, members, packed):
     return end == len(arrays.nodes)
 
 
-def sum_trees(rows: Floats, trees: PackedTrees, leaves: Floats, members: int) -> Floats:
-    """Return the sum of the leaves that each row reaches, ``[B, M]``.
-
-    Parameters
-    ----------
-    rows : ndarray
-        ``[B, C]``.
-    trees : PackedTrees
-        Trees that were packed for C columns and M members.
-    leaves : ndarray
-        ``[N + T]``.
-    members : int
-        M.
-    """
-    sums = np.zeros((len(rows), members), dtype=np.float64)
-    _sum_trees(rows, trees, leaves, sums)
-    return sums.astype(np.float32)
-
-
 @njit(nogil=True, cache=True)
-def _sum_trees(rows, trees, leaves, sums):
-    """Remove, at each node, the leaves on the other side, for all rows of a block.
+def sum_trees(rows, trees, leaves, sums):
+    """Add the leaves that each row reaches to ``sums``, ``[B, M]`` float64.
 
-    With AVX-512, 313 trees take 0.9 us a row for 2,048 rows, and 19 us for one row. To descend one level at a time took
-    9.2 and 36 us, because each row has its own node, and the processor cannot predict whether it compares a number.
+    `rows` are ``[B, C]`` float32, `trees` are packed for C columns and M members, and `leaves` are ``[N + T]``. For all
+    rows of a block, the leaves on the other side of each node are removed.
+
+    With AVX-512, 313 trees take 0.9 us a row for 2,048 rows. To descend one level at a time took 9.2 and, for one row,
+    36 us, because each row has its own node, and the processor cannot predict whether it compares a number.
     """
     size, columns = rows.shape
-    block = np.empty((columns, _BLOCK), dtype=np.float32)
+    few = size % _BLOCK if size % _BLOCK < _FEW else 0
+    block = np.empty((columns, min(size - few, _BLOCK)), dtype=np.float32)
     possible, in_set = np.empty(_BLOCK, dtype=np.int32), np.empty(_BLOCK, dtype=np.int32)
     power = np.empty(_BLOCK, dtype=np.float32)
     bits = power.view(np.int32)
-    for first in range(0, size, _BLOCK):
+    for first in range(0, size - few, _BLOCK):
         count = min(_BLOCK, size - first)
         for b in range(count):
             for c in range(columns):
@@ -214,19 +201,10 @@ def _sum_trees(rows, trees, leaves, sums):
                 column, (start, stop) = block[trees.columns[n]], trees.places[n]
                 left, right = trees.kept[n]
                 in_set[:count] = 0
-                if count < _FEW:
+                for place in range(start, stop):
+                    code = trees.sets[place]
                     for b in range(count):
-                        number = column[b]
-                        is_code = np.float32(0.0) <= number < np.float32(CODES)
-                        place_of_bit = np.uint64(np.int64(number) if is_code else 0) & np.uint64(63)
-                        if (trees.signatures[n] >> place_of_bit) & np.uint64(1):
-                            for place in range(start, stop):
-                                in_set[b] |= np.int32(trees.sets[place] == number)
-                else:
-                    for place in range(start, stop):
-                        code = trees.sets[place]
-                        for b in range(count):
-                            in_set[b] |= np.int32(column[b] == code)
+                        in_set[b] |= np.int32(column[b] == code)
                 for b in range(count):
                     possible[b] &= left if in_set[b] else right
             values = leaves[first_leaf:]
@@ -235,10 +213,35 @@ def _sum_trees(rows, trees, leaves, sums):
                 power[b] = possible[b]
             for b in range(count):
                 sums[first + b, m] += values[(bits[b] >> 23) - 127]
+    for b in range(size - few, size):
+        _sum_row(rows[b], trees, leaves, sums[b], power)
+
+
+@njit(**BODY)
+def _sum_row(row, trees, leaves, sums, power):
+    """Compute the sums of one row, for which vectors are over nodes instead of rows."""
+    end, bits = 0, power.view(np.int32)
+    for t in range(len(trees.members)):
+        first_node, first_leaf = end, end + t
+        middle, end = trees.ends[t]
+        possible = np.int32(-1) if end > first_node else np.int32(1)
+        for n in range(U(first_node), U(middle)):
+            goes_left = row[U(trees.columns[n])] <= trees.thresholds[n]
+            possible &= trees.kept[n, 0] if goes_left else trees.kept[n, 1]
+        for n in range(U(middle), U(end)):
+            number, in_set = row[U(trees.columns[n])], np.int32(0)
+            is_code = np.float32(0.0) <= number < np.float32(CODES)
+            place_of_bit = np.uint64(np.int64(number) if is_code else 0) & np.uint64(63)
+            if (trees.signatures[n] >> place_of_bit) & np.uint64(1):
+                for place in range(U(trees.places[n, 0]), U(trees.places[n, 1])):
+                    in_set |= np.int32(trees.sets[place] == number)
+            possible &= trees.kept[n, 0] if in_set else trees.kept[n, 1]
+        power[0] = possible
+        sums[trees.members[t]] += leaves[first_leaf + (bits[0] >> 23) - 127]
 
 
 def reference_sum_trees(rows: Floats, arrays: TreeArrays, members: int) -> Floats:
-    """Compute `sum_trees` of valid trees in Python, one sample at a time."""
+    """Return the sums of `sum_trees` for valid trees, computed in Python, one sample at a time."""
     sums, sets = np.zeros((len(rows), members)), arrays.sets.tolist()
     for b, row in enumerate(rows.tolist()):
         first = 0

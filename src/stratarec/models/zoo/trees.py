@@ -14,7 +14,7 @@ P pairs of columns, E pairs of codes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.kernels.trees.pair_lookup import PackedPairs, look_up_packed, pack_pairs
+from stratarec.kernels.trees.columns import FittedTrees, Samples, fill_columns, tree_logits
+from stratarec.kernels.trees.pair_lookup import PackedPairs, pack_pairs
 from stratarec.kernels.trees.pair_rates import EDGE_FIELDS, PAIR_FIELDS, RATE_FIELDS, PairRates
-from stratarec.kernels.trees.sums import NODE_FIELDS, TREE_FIELDS, PackedTrees, TreeArrays, pack_trees, sum_trees
+from stratarec.kernels.trees.sums import NODE_FIELDS, TREE_FIELDS, PackedTrees, TreeArrays, pack_trees
 
 MEMBERS = 6
 """M, number of members that are trees (`training/steps/trees.py` says how they differ)."""
@@ -149,19 +150,16 @@ class TreeMembers(nn.Module):
         """Return the numbers that trees compare: codes, dense features, click rates of codes and click rates of pairs,
         ``[B, S + F + S + P]``.
         """
-        values, offsets = sparse.values.cpu().numpy(), sparse.bag_offsets().cpu().numpy()
-        # Arrays of all features at once: a loop over features took longer than the trees of a single row.
-        lengths = np.diff(offsets).reshape(len(sparse.keys), len(dense))
-        ids = np.append(values, 0)[offsets[:-1]].reshape(lengths.shape) + 1
-        is_list = np.array([[is_list] for _, is_list in self.features], dtype=bool).reshape(-1, 1)
-        places = [sparse.keys.index(name) for name, _ in self.features]
-        codes = np.where(is_list | (lengths[places] == 0), lengths[places], ids[places])
-        rates = np.take_along_axis(self.rates.cpu().numpy(), np.where(codes < self.rates.shape[1], codes, 0), axis=1)
-        numbers = (codes.T, dense.cpu().numpy(), np.where(is_list, codes, rates).T)
-        rows = np.concatenate([column.astype(np.float32) for column in numbers], axis=1)
-        if not len(self.pairs):
-            return rows
-        return np.concatenate([rows, look_up_packed(rows, self._packed_pairs())], axis=1)
+        return fill_columns(self._samples(dense, sparse), self.rates.cpu().numpy(), self._packed_pairs())
+
+    def keys(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Return the place of each feature among `names`, and whether it is a list, ``[S, 2]``."""
+        keys = [(names.index(name), is_list) for name, is_list in self.features]
+        return np.array(keys, dtype=np.int64).reshape(-1, 2)
+
+    def _samples(self, dense: Tensor, sparse: KeyedJagged) -> Samples:
+        numbers, ids = np.ascontiguousarray(dense.cpu().numpy()), sparse.values.cpu().numpy()
+        return Samples(numbers, ids, sparse.bag_offsets().cpu().numpy(), self.keys(sparse.keys))
 
     def of_pairs(self) -> PairRates:
         """Return the click rates of pairs; arrays share the memory of the tensors, if these are on the CPU."""
@@ -182,9 +180,13 @@ class TreeMembers(nn.Module):
 
     def forward(self, dense: Tensor, sparse: KeyedJagged) -> Tensor:
         """Return the logits of members, ``[B, M]``, on the CPU."""
-        packed = self._pack()
+        return torch.from_numpy(tree_logits(self._samples(dense, sparse), self.fitted()))
+
+    def fitted(self) -> FittedTrees:
+        """Return the trees as they are now."""
+        packed, rates, leaves = self._pack(), self.rates.cpu().numpy(), self.leaves.cpu().numpy()
         assert packed is not None, "trees are checked when they are read"
-        return torch.from_numpy(sum_trees(self.columns(dense, sparse), packed, self.leaves.cpu().numpy(), MEMBERS))
+        return FittedTrees(rates, self._packed_pairs(), packed, leaves, MEMBERS)
 
     def fault(self) -> str:
         """Check values, which may come from a file; return the fault, or an empty string."""
