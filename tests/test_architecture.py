@@ -55,7 +55,7 @@ BUDGETS = {
     "reporting": 1_827,
     "models": 2_560,
     "hot": 472,
-    "data": 7_684,
+    "data": 7_700,
     "embedding": 5_010,
     "batch": 319,
     "kernels": 8_210,

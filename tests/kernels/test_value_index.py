@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratarec.kernels.value_index import Query, TextValues, ValueIndex, VocabularyKeys, reference_find
+from stratarec.kernels.raw_values.value_index import TextValues, ValueIndex, VocabularyKeys, reference_find
 
 
 def texts(values: list[bytes]) -> TextValues:
@@ -25,19 +25,11 @@ def words(values: list[bytes], hashes: list[int], buckets: int) -> VocabularyKey
     return hashed._replace(texts=texts([values[place] for place in hashed.places]))
 
 
-def check(vocabularies: list[VocabularyKeys], asked: list[tuple[int, list[int], list[bytes] | None]]) -> list[int]:
-    """Look up the hashes of each vocabulary, and the texts that have them; texts come last."""
-    ordered = sorted(range(len(asked)), key=lambda place: asked[place][2] is not None)
-    starts = dict(zip(ordered, np.cumsum([0, *(len(asked[place][1]) for place in ordered)]), strict=False))
-    query = Query(
-        hashes=np.array([key for place in ordered for key in asked[place][1]], dtype=np.uint64),
-        sources=np.array([starts[place] for place in range(len(asked))], dtype=np.int64),
-        counts=np.array([len(keys) for _, keys, _ in asked], dtype=np.int64),
-        vocabularies=np.array([number for number, _, _ in asked], dtype=np.int64),
-        texts=texts([text for place in ordered for text in asked[place][2] or ()]),
-    )
-    result = ValueIndex(vocabularies).find(query)
-    np.testing.assert_array_equal(result, reference_find(vocabularies, query))
+def check(vocabularies: list[VocabularyKeys], number: int, keys: list[int], asked: list[bytes] | None) -> list[int]:
+    """Look up hashes in a vocabulary, and the texts that have them."""
+    hashes, given = np.array(keys, dtype=np.uint64), None if asked is None else texts(asked)
+    result = ValueIndex(vocabularies).find(number, hashes, given)
+    np.testing.assert_array_equal(result, reference_find(vocabularies[number], hashes, given))
     return result.tolist()
 
 
@@ -52,8 +44,10 @@ def test_ids_match_a_dictionary(size: int, most: int) -> None:
 
     one, other = (list(dict.fromkeys(keys(size))) for _ in range(2))
     vocabularies = [numbers(one, 3), numbers(other, 1, spread=2)]
-    ids = check(vocabularies, [(1, other[::-1] + keys(20), None), (0, one + keys(20), None), (1, [], None)])
+    ids = check(vocabularies, 1, other[::-1] + keys(20), None)
     assert ids[: len(other)] == [1 + 2 * place for place in range(len(other))][::-1]
+    check(vocabularies, 0, one + keys(20), None)
+    assert check(vocabularies, 1, [], None) == []
 
 
 def test_texts_with_equal_hashes_are_compared() -> None:
@@ -62,5 +56,8 @@ def test_texts_with_equal_hashes_are_compared() -> None:
     asked = [b"bd", b"bc", b"b", b"", b"a", "é".encode(), b"x19", b"x0", b"x"]
     keys = [5, 7, 7, 7, 7, 2**64 - 1, 9, 9, 9]
     vocabularies = [words(values, hashes, 4), numbers([7, 8], 2), words([b"bc"], [7], 5)]
-    ids = check(vocabularies, [(0, keys, asked), (1, [8, 3], None), (2, [7, 7], [b"bc", b"bd"]), (0, [], [])])
-    assert ids == [4 + 3, 4 + 2, 7 % 4, 4 + 1, 4, 4 + 4, 4 + 24, 4 + 5, 9 % 4, 2 + 1, 3 % 2, 5, 7 % 5]
+    expected = [4 + 3, 4 + 2, 7 % 4, 4 + 1, 4, 4 + 4, 4 + 24, 4 + 5, 9 % 4]
+    assert check(vocabularies, 0, keys, asked) == expected
+    assert check(vocabularies, 1, [8, 3], None) == [2 + 1, 3 % 2]
+    assert check(vocabularies, 2, [7, 7], [b"bc", b"bd"]) == [5, 7 % 5]
+    assert check(vocabularies, 0, [], []) == []

@@ -343,6 +343,18 @@ def test_threads_share_a_scorer(scorer: Scorer, log: pl.DataFrame) -> None:
             np.testing.assert_array_equal(actual, one)
 
 
+def few_rows(scorer: Scorer, frame: Any) -> tuple[torch.Tensor, KeyedJagged] | None:
+    """Encode a frame by the fast path for a few rows, if it can."""
+    encoder = scorer._model.encoder
+    rows = encoder.encode_rows(frame)
+    return None if rows is None else encoder.tensors(rows)
+
+
+def plain(log: pl.DataFrame) -> dict[str, list[Any]]:
+    """Return rows whose values need no conversion: the vocabulary of `left` and `right` has text."""
+    return log.with_columns(pl.col("left", "right").cast(pl.String)).to_dict(as_series=False)
+
+
 def whole_columns(scorer: Scorer, frame: Any) -> Any:
     """Encode a frame without the fast path for a few rows."""
     encoder = scorer._model.encoder
@@ -376,16 +388,33 @@ def test_a_few_rows_are_read_like_full_columns(scorer: Scorer, log: pl.DataFrame
     The bits and ids must be the same, or both paths fail with the same error.
     """
     rows, first = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 1000))
-    frame = log[first : first + rows].to_dict(as_series=False)
+    frame = plain(log[first : first + rows])
+    assert few_rows(scorer, frame) is not None
     for name in data.draw(st.lists(st.sampled_from(sorted(CELLS)), max_size=3)):
         frame[name] = [data.draw(CELLS[name]) for _ in range(rows)]
-    actual, expected = scorer._model.encoder._encode_plain_rows(frame), whole_columns(scorer, frame)
+    actual, expected = few_rows(scorer, frame), whole_columns(scorer, frame)
     if actual is not None and not isinstance(expected, str):
         dense, sparse = actual
+        pooled = scorer._model.encoder.encode_rows(frame).pooled  # type: ignore[union-attr]
+        assert pooled.tobytes() == scorer._model.tables.look_up(sparse)[0].numpy().tobytes()
         assert (dense.numpy().tobytes(), sparse.values.tolist(), sparse.bag_offsets().tolist()) == expected
     elif actual is not None:
         # Columns of Python integers from 2^63 on, for which Polars has no type.
         assert "cannot be read" in expected
+
+
+def test_many_rows_are_read_like_full_columns(scorer: Scorer, log: pl.DataFrame) -> None:
+    for rows in (1, 30, 1024):
+        frame = plain(log[:rows])
+        few, features = few_rows(scorer, frame), scorer._model.encoder.encode_rows(frame)
+        assert few is not None
+        assert features is not None
+        dense, sparse = few
+        assert (dense.numpy().tobytes(), sparse.values.tolist(), sparse.bag_offsets().tolist()) == whole_columns(
+            scorer, frame
+        )
+        np.testing.assert_array_equal(features.pooled, scorer._model.tables.look_up(sparse)[0].numpy())
+    assert scorer._model.encoder.encode_rows(log[[0] * 1025].to_dict(as_series=False)) is None
 
 
 def nested(depth: int) -> list[Any]:

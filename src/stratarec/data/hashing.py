@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
@@ -10,9 +10,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from stratarec.errors import DataError
-from stratarec.kernels.random import mix_array
+from stratarec.kernels.random import HASH_SEED, mix_array
 
-_SEED = 0x5DEECE66D
 # Maximum number of strings for which hashing every string is faster than hashing distinct strings and joining.
 _FEW = 1000
 
@@ -37,17 +36,14 @@ def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
 
 def hash_integers(values: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return `stable_hash` of 64-bit integers."""
-    return mix_array(values.view(np.uint64) + np.uint64(_SEED))
+    return mix_array(values.view(np.uint64) + np.uint64(HASH_SEED))
 
 
 def hash_texts(values: Sequence[str]) -> NDArray[np.uint64]:
     """Return `stable_hash` of strings that UTF-8 can encode."""
-    return hash_encoded(map(str.encode, values), len(values))
-
-
-def hash_encoded(values: Iterable[bytes], count: int) -> NDArray[np.uint64]:
-    """Return `stable_hash` of `count` strings in UTF-8, without calling a Python function for each."""
-    return np.fromiter(map(xxhash.xxh3_64_intdigest, values), dtype=np.uint64, count=count)
+    # Without a Python function for each string.
+    hashes = map(xxhash.xxh3_64_intdigest, map(str.encode, values))
+    return np.fromiter(hashes, dtype=np.uint64, count=len(values))
 
 
 def unit_interval(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:

@@ -104,19 +104,9 @@ def _bounded(squashed: NDArray[np.float64]) -> NDArray[np.float32]:
     return np.where(np.isnan(squashed), 0.0, squashed).clip(-_LARGEST, _LARGEST).astype(np.float32)
 
 
-class Standardizer:
-    """Applies `transform` to several columns at once. The results have the same bits."""
-
-    def __init__(self, features: Sequence[DenseFeature], moments: Mapping[str, Spread]) -> None:
-        self._log = np.array([[feature.transform == "log1p"] for feature in features], dtype=bool).reshape(-1, 1)
-        # Subtracting 0 and dividing by 1 does not change the bits of columns that are not standardized.
-        used: list[Spread] = [moments[f.name] if f.standardize else Moments() for f in features]
-        self._mean = np.array([part.mean for part in used]).reshape(-1, 1)
-        self._deviation = np.array([part.deviation for part in used]).reshape(-1, 1)
-
-    def transform(self, raw: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Transform ``[F, N]`` numbers, NaN where missing, to ``[N, F]``."""
-        squashed = np.where(self._log, np.sign(raw) * np.log1p(np.abs(raw)), raw)
-        with np.errstate(over="ignore"):
-            squashed = (squashed - self._mean) / self._deviation
-        return np.ascontiguousarray(_bounded(squashed).T)
+def transform_table(features: Sequence[DenseFeature], moments: Mapping[str, Spread]) -> NDArray[np.float64]:
+    """Return, for each feature, whether its logarithm is used, its mean and its deviation, ``[F, 3]``."""
+    # Subtracting 0 and dividing by 1 does not change the bits of columns that are not standardized.
+    used: list[Spread] = [moments[f.name] if f.standardize else Moments() for f in features]
+    rows = [(f.transform == "log1p", part.mean, part.deviation) for f, part in zip(features, used, strict=True)]
+    return np.array(rows, dtype=np.float64).reshape(-1, 3)

@@ -28,6 +28,8 @@ from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.codec.records import decode
 from stratarec.kernels.pooling import gather, pool
+from stratarec.kernels.raw_values.row_features import RowFeatures
+from stratarec.kernels.trees.columns import FittedTrees, Samples, tree_logits
 from stratarec.models import build_network
 from stratarec.models.base import Network
 from stratarec.models.calibration import Calibration
@@ -50,7 +52,7 @@ from stratarec.serving.export_manifest import (
     ExportManifest,
     delta_fault,
 )
-from stratarec.serving.features import FeatureEncoder
+from stratarec.serving.features import FeatureEncoder, PooledTables
 from stratarec.serving.onnx_network import OnnxNetwork
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -74,6 +76,10 @@ class ExportedModel:
     encoder: FeatureEncoder
     tables: ReadOnlyTables
     network: Network
+    trees: FittedTrees | None
+    """Trees of `network`."""
+    tree_keys: NDArray[np.int64]
+    """Result of `TreeMembers.keys` for the sparse features of the schema."""
     onnx: OnnxNetwork | None = None
     """`network` for ONNX Runtime; None if torch computes it."""
 
@@ -90,6 +96,13 @@ class ExportedModel:
         tensors = map_tensors(folder, TABLES, manifest.files[TABLES], specs)
         arrays = {name: tensors[name] for name in specs}
         return _assemble(manifest, vocabularies, network, arrays, tensors.all_floats(), folder)
+
+    def dense_of(self, rows: RowFeatures) -> NDArray[np.float32]:
+        """Return `Network.inputs` of a few rows."""
+        if self.trees is None:
+            return rows.dense
+        samples = Samples(rows.dense, rows.ids, rows.offsets, self.tree_keys)
+        return np.concatenate([rows.dense, tree_logits(samples, self.trees)], axis=1)
 
     def updated(self, folder: Path) -> ExportedModel:
         """Return a new model with the changes of a delta applied; this model is not changed."""
@@ -153,19 +166,20 @@ def _assemble(
     for name, table in encoded.items():
         if fault := table.fault():
             raise ExportError(f"{folder}: table {name!r} has {fault}; {ADVICE}")
+    keys = tuple(feature.name for feature in manifest.columns.sparse)
+    tables = ReadOnlyTables(
+        manifest.configs(), FloatTables(weights=floats[0], place=plain), encoded, network.sequence_keys, keys
+    )
+    trees = network.trees
     return ExportedModel(
         manifest=manifest,
         vocabularies=vocabularies,
         arrays=arrays,
-        encoder=FeatureEncoder(manifest.columns, manifest.moments, vocabularies),
-        tables=ReadOnlyTables(
-            manifest.configs(),
-            FloatTables(weights=floats[0], place=plain),
-            encoded,
-            network.sequence_keys,
-            tuple(feature.name for feature in manifest.columns.sparse),
-        ),
+        encoder=FeatureEncoder(manifest.columns, manifest.moments, vocabularies, tables.pooled),
+        tables=tables,
         network=network,
+        trees=None if trees is None else trees.fitted(),
+        tree_keys=np.zeros((0, 2), np.int64) if trees is None else trees.keys(keys),
     )
 
 
@@ -317,6 +331,18 @@ class ReadOnlyTables:
         ends = np.cumsum([0, *(width for _, width in features)]).tolist()
         self.columns = ends[-1]
         columns = {name: end for (name, _), end in zip(features, ends, strict=False)}
+        self.pooled: PooledTables | None = None
+        """All tables, if every feature is pooled from a float32 table."""
+        if not (encoded or self._histories):
+            places = {
+                name: (floats.place[table.name], table.embedding_dim, columns[name], table.pooling == "mean")
+                for table in configs
+                for name in table.feature_names
+            }
+            # Kernels are compiled for arrays that are never written, as a mapped file is.
+            weights = floats.weights[:]
+            weights.flags.writeable = False
+            self.pooled = PooledTables(weights, self.columns, places)
         in_floats = [table for table in configs if table.name not in encoded]
         in_records = [table for table in configs if table.name in encoded]
         # Tables of one width are looked up together.

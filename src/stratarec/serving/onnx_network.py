@@ -42,17 +42,20 @@ class OnnxNetwork:
         for example in examples:
             self._compare(network, example)
 
-    def __call__(self, dense: Tensor, pooled: Tensor, histories: Sequence[History]) -> NDArray[np.float32]:
+    def __call__(
+        self, dense: NDArray[np.float32], pooled: NDArray[np.float32], histories: Sequence[History] = ()
+    ) -> NDArray[np.float32]:  # fmt: skip
         """Return the same logits as the network, up to rounding."""
         inputs = {"dense": dense, "pooled": pooled}
         for number, history in enumerate(histories):
-            inputs[f"rows_{number}"], inputs[f"mask_{number}"] = history.padded()
+            rows, mask = history.padded()
+            inputs |= {f"rows_{number}": rows.cpu().numpy(), f"mask_{number}": mask.cpu().numpy()}
         return self._run(inputs)
 
-    def _run(self, inputs: Mapping[str, Tensor]) -> NDArray[np.float32]:
+    def _run(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         threads = min(torch.get_num_threads(), cores())
         session = self._sessions.get(threads) or self._session(threads)
-        logits: NDArray[np.float32] = session.run(None, {name: each.cpu().numpy() for name, each in inputs.items()})[0]
+        logits: NDArray[np.float32] = session.run(None, inputs)[0]
         return logits
 
     def _session(self, threads: int) -> Any:
@@ -71,7 +74,7 @@ class OnnxNetwork:
     def _compare(self, network: Network, example: Mapping[str, Tensor]) -> None:
         """Raise `Unsupported` if the scores differ from those of torch."""
         try:
-            found = self._run(example)
+            found = self._run({name: each.cpu().numpy() for name, each in example.items()})
         except Exception as error:  # ONNX Runtime has no common base of its errors.
             raise Unsupported(f"ONNX Runtime: {' '.join(str(error).split())[:200]}") from error
         with torch.no_grad():

@@ -8,7 +8,7 @@ export.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -182,12 +182,15 @@ class Scorer:
         (1,)
         """
         model = self._model  # once: another thread may replace it
-        dense, sparse = model.encoder.encode(frame)
-        parts = [_logits(model, *batch) for batch in _batches(dense, sparse)]
-        empty = (0, len(self.labels)) if len(self.labels) > 1 else 0
-        logits = np.concatenate(parts) if parts else np.zeros(empty, dtype=np.float32)
+        rows = model.encoder.encode_rows(frame)
+        if rows is None:
+            logits = _batch_logits(model, *model.encoder.encode_frame(frame))
+        elif model.tables.pooled is None:
+            logits = _batch_logits(model, *model.encoder.tensors(rows))
+        else:
+            logits = _network_logits(model, model.dense_of(rows), rows.pooled)
         wrong = np.isnan(logits)
-        if wrong.any():
+        if np.count_nonzero(wrong):
             raise ExportError(
                 f"the score of row {int(np.argwhere(wrong)[0, 0]) + 1} is not a number: the exported weights overflow"
             )
@@ -221,15 +224,27 @@ def _with_runtime(model: ExportedModel, runtime: Runtime) -> ExportedModel:
         return model
 
 
+def _batch_logits(model: ExportedModel, dense: Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
+    parts = [_logits(model, *batch) for batch in _batches(dense, sparse)]
+    empty = (0, len(model.network.labels)) if len(model.network.labels) > 1 else 0
+    return np.concatenate(parts) if parts else np.zeros(empty, dtype=np.float32)
+
+
 def _logits(model: ExportedModel, dense: Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
     pooled, histories = model.tables.look_up(averaged(sparse, model.network.weighted_means))
-    dense = model.network.inputs(dense, sparse)
+    return _network_logits(model, model.network.inputs(dense, sparse).cpu().numpy(), pooled.cpu().numpy(), histories)
+
+
+def _network_logits(
+    model: ExportedModel, dense: NDArray[np.float32], pooled: NDArray[np.float32], histories: Sequence[History] = ()
+) -> NDArray[np.float32]:  # fmt: skip
     # Contexts of torch take 20 us, so they are entered only if torch computes the network.
     if model.onnx is not None and not any(map(_is_mostly_padding, histories)):
         return model.onnx(dense, pooled, histories)
     with torch.no_grad(), within_cores(), autocast(model.manifest.precision):
-        logits: NDArray[np.float32] = model.network(dense, pooled, histories).cpu().numpy()
-    return logits
+        logits = model.network(torch.from_numpy(dense), torch.from_numpy(pooled), histories)
+        numbers: NDArray[np.float32] = logits.cpu().numpy()
+    return numbers
 
 
 def _is_mostly_padding(history: History) -> bool:

@@ -7,14 +7,16 @@ The types of Python objects are determined here. Polars would take time cubic in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from itertools import chain
 from numbers import Integral
-from typing import Any, Literal, TypeAlias
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -34,11 +36,13 @@ MAX_PLAIN_ROWS = 1024
 # Up to this number of rows, Polars' rows are transposed by Python, which takes less time than reading each column.
 _TRANSPOSED_ROWS = 32
 _INT64_END = float(1 << 63)
+_MAX_INTEGER = math.nextafter(_INT64_END, 0.0)
 _UNLIMITED = 1 << 62
 _POLARS_TYPES: Mapping[type, Any] = {float: pl.Float64, int: pl.Int64, str: pl.String}
 """Python types whose columns Polars converts correctly."""
 _Family: TypeAlias = Literal["", "nothing", "text", "integer", "real", "date", "list"]
 _NoneType = type(None)
+_NUMBER_TYPES, _SEQUENCES = frozenset((float, int, _NoneType)), frozenset((list, tuple))
 
 
 def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
@@ -279,50 +283,127 @@ class _NotPlain(Exception):
     """A cell that cannot be read as it is; `Converter` must convert or refuse it."""
 
 
+class PlainRows(NamedTuple):
+    """Plain values of a few rows. Those of a feature follow one another, row by row."""
+
+    rows: int
+    """Number of rows."""
+    numbers: NDArray[np.float64]
+    """Numbers of all dense features, NaN where missing."""
+    limit: float
+    """Largest absolute number that needs no conversion."""
+    integers: list[int]
+    """Values of sparse features with integers; unsigned ones as the signed integers with the same bits."""
+    texts: list[str]
+    """Values of the other sparse features."""
+    counts: list[int]
+    """Number of values of each sparse feature in each row; empty if all are 1."""
+
+
+class _Group(NamedTuple):
+    """Sparse features whose values have one type."""
+
+    type: type
+    is_unsigned: bool
+    singles: slice
+    """Columns of features with single values."""
+    lists: list[tuple[int, SparseFeature]]
+    """Columns of all other features."""
+
+
 class PlainRowReader:
     """Reader of a few rows of Python values. It avoids the cost of library calls for each column.
 
     Polars takes 30 ms for one row of 26 categories and 13 numbers. Only *plain* cells are read, which need no
-    conversion: integers or text with the type of the vocabulary, numbers, lists of these, and None.
+    conversion: integers or text with the type of the vocabulary, numbers, lists of these, and None. All columns of a
+    type are checked together: for one row, a Python function for each column takes most of the time.
 
     Parameters
     ----------
     schema : Schema
     types : mapping of str to DataType
         Type of the values of each vocabulary.
+
+    Attributes
+    ----------
+    features : tuple of SparseFeature
+        Sparse features in the order in which their values are read: integers, unsigned integers, texts.
     """
 
     def __init__(self, schema: Schema, types: Mapping[str, pl.DataType]) -> None:
-        self._schema, self._columns = schema, schema.scored_columns
-        self._numbers = [feature.source for feature in schema.dense]
-        self._features = [(feature, _python_type(feature, types[feature.vocabulary])) for feature in schema.sparse]
+        self._schema, self._columns, self._groups = schema, schema.scored_columns, list[_Group]()
+        place, features = len(schema.dense), list[SparseFeature]()
+        for kind in (pl.Int64, pl.UInt64, pl.String):
+            members = [feature for feature in schema.sparse if types[feature.vocabulary] == kind]
+            members.sort(key=lambda feature: feature.kind != "single")
+            lists = [(at, feature) for at, feature in enumerate(members, start=place) if feature.kind != "single"]
+            singles = slice(place, place + len(members) - len(lists))
+            if members:
+                self._groups.append(_Group(str if kind == pl.String else int, kind == pl.UInt64, singles, lists))
+            features += members
+            place += len(members)
+        self.features = tuple(features)
         # In columns of one sequence, a missing value removes values of the other columns too. Only `Converter` does
-        # that.
-        self._is_supported = not any(feature.kind == "sequence" or feature.weights for feature in schema.sparse)
+        # that, and it alone converts integers that the schema reads as text, and text that it reads as integers.
+        self._is_supported = bool(self._columns) and not any(
+            feature.kind == "sequence"
+            or feature.weights
+            or feature.type not in ("auto", "text" if types[feature.vocabulary] == pl.String else "integer")
+            for feature in features
+        )
+        if self._is_supported:
+            read = (*self._columns, *schema.date_features)
+            names = (*(feature.source for feature in schema.dense), *(feature.name for feature in features))
+            self._read, self._pick = _getter(self._columns), _getter([read.index(name) for name in names])
 
-    def read(self, frame: Any) -> tuple[NDArray[np.float64], list[list[Any]], list[list[int] | None]] | None:
-        """Return ``[F_dense, N]`` numbers, NaN if missing, and for each sparse feature its values and their number in
-        each row, which is None if every row has one value.
+    def read(self, frame: Any) -> PlainRows | None:
+        """Return the values of a frame, or None if they cannot be read this way, for example because a cell is not
+        plain or there are more than `MAX_PLAIN_ROWS` rows.
 
-        Return None if the rows cannot be read this way, for example because a cell is not plain or there are more than
-        `MAX_PLAIN_ROWS` rows. Integers may be beyond the range of their vocabulary's type.
+        Integers may be beyond 64 bits, and texts may contain surrogates.
         """
         if not self._is_supported:
             return None
+        integers, texts, counts, are_single = list[int](), list[str](), list[int](), True
         try:
-            raw: dict[str, Sequence[Any]] = dict(zip(self._columns, _plain_columns(frame, self._columns), strict=True))
-            rows = len(next(iter(raw.values())))
-            if any(len(column) != rows for column in raw.values()):
-                return None
+            columns = self._plain_columns(frame)
             if self._schema.dates:
-                raw |= self._compute_dates(raw)
-            numbers = _plain_numbers([raw[name] for name in self._numbers], rows)
-            values = [_plain_values(raw[feature.name], feature, kind) for feature, kind in self._features]
-        except _NotPlain:
+                columns += self._compute_dates(dict(zip(self._columns, columns, strict=True)))
+            rows, columns = len(columns[0]), self._pick(columns)
+            numbers, limit = _plain_numbers(columns[: len(self._schema.dense)])
+            for group in self._groups:
+                cells, sizes = _plain_values(columns, group)
+                (texts if group.type is str else integers).extend(cells)
+                counts += [1] * len(cells) if sizes is None else sizes
+                are_single = are_single and sizes is None
+        except (_NotPlain, OverflowError):
             return None
-        return numbers, [cells for cells, _ in values], [counts for _, counts in values]
+        return PlainRows(rows, numbers, limit, integers, texts, [] if are_single else counts)
 
-    def _compute_dates(self, raw: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    def _plain_columns(self, frame: Any) -> tuple[Sequence[Any], ...]:
+        """Return the columns of a small frame as sequences of Python values."""
+        columns: tuple[Sequence[Any], ...]
+        try:
+            if isinstance(frame, Mapping):
+                columns = self._read(frame)
+                if not _SEQUENCES.issuperset(map(type, columns)):
+                    columns = tuple(map(_plain_list, columns))
+            elif isinstance(frame, pl.DataFrame) and frame.height <= _TRANSPOSED_ROWS:
+                columns = tuple(zip(*frame[list(self._columns)].rows(), strict=True))
+            elif isinstance(frame, pl.DataFrame) and frame.height <= MAX_PLAIN_ROWS:
+                columns = tuple(frame[name].to_list() for name in self._columns)
+            elif isinstance(frame, pa.Table | pa.RecordBatch) and frame.num_rows <= MAX_PLAIN_ROWS:
+                columns = tuple(frame.column(name).to_pylist() for name in self._columns)
+            else:
+                raise _NotPlain
+            sizes = set(map(len, columns))
+        except (LookupError, TypeError, ValueError, ArithmeticError, pl.exceptions.PolarsError, pa.ArrowException) as e:
+            raise _NotPlain from e
+        if len(sizes) != 1 or not 0 < min(sizes) <= MAX_PLAIN_ROWS:
+            raise _NotPlain
+        return columns
+
+    def _compute_dates(self, raw: Mapping[str, Sequence[Any]]) -> tuple[list[Any], ...]:
         """Return the features that are computed from dates, as plain values: float, or int for a sparse feature."""
         schema = self._schema
         formats = {date.name: (date.time_unit, date.time_format) for date in schema.dates}
@@ -336,46 +417,19 @@ class PlainRowReader:
             if None in cells:
                 raise _NotPlain
             seconds[name] = np.array(cells, dtype=np.int64)
-        singles = {feature.name for feature, _ in self._features}
+        singles = {feature.name for feature in schema.sparse}
         numbers = compute_dates(schema.dates, seconds)
-        return {
-            name: [None if cell != cell else int(cell) for cell in column.tolist()]
+        return tuple(
+            [None if cell != cell else int(cell) for cell in numbers[name].tolist()]
             if name in singles
-            else column.tolist()
-            for name, column in numbers.items()
-        }
+            else numbers[name].tolist()
+            for name in schema.date_features
+        )
 
 
-def _python_type(feature: SparseFeature, type: pl.DataType) -> type | None:
-    """Return the Python type of plain values of a feature, str or int.
-
-    None if no value is plain: integers that the schema reads as text must be converted, as must text that it reads as
-    integers.
-    """
-    is_text = type == pl.String
-    if feature.type not in ("auto", "text" if is_text else "integer"):
-        return None
-    return str if is_text else int
-
-
-def _plain_columns(frame: Any, names: Sequence[str]) -> list[Sequence[Any]]:
-    """Return the columns of a small frame as sequences of Python values."""
-    try:
-        if isinstance(frame, Mapping):
-            columns = [_plain_list(frame[name]) for name in names]
-        elif isinstance(frame, pl.DataFrame) and frame.height <= _TRANSPOSED_ROWS:
-            columns = list(zip(*frame[list(names)].rows(), strict=True))
-        elif isinstance(frame, pl.DataFrame) and frame.height <= MAX_PLAIN_ROWS:
-            columns = [frame[name].to_list() for name in names]
-        elif isinstance(frame, pa.Table | pa.RecordBatch) and frame.num_rows <= MAX_PLAIN_ROWS:
-            columns = [frame.column(name).to_pylist() for name in names]
-        else:
-            raise _NotPlain
-    except (LookupError, TypeError, ValueError, ArithmeticError, pl.exceptions.PolarsError, pa.ArrowException) as error:
-        raise _NotPlain from error
-    if not columns or not 0 < len(columns[0]) <= MAX_PLAIN_ROWS:
-        raise _NotPlain
-    return columns
+def _getter(keys: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function that returns the items with `keys`."""
+    return itemgetter(*keys) if len(keys) > 1 else lambda items: tuple(items[key] for key in keys)
 
 
 def _plain_list(column: Any) -> Sequence[Any]:
@@ -388,38 +442,37 @@ def _plain_list(column: Any) -> Sequence[Any]:
     raise _NotPlain
 
 
-def _plain_numbers(columns: Sequence[Sequence[Any]], rows: int) -> NDArray[np.float64]:
-    kinds = [_common_type(column) for column in columns]
-    if any(kind not in (float, int, _NoneType) for kind in kinds):
+def _plain_numbers(columns: Sequence[Sequence[Any]]) -> tuple[NDArray[np.float64], float]:
+    """Return the numbers of all columns, and their largest absolute value that needs no conversion."""
+    cells = list(chain.from_iterable(columns))
+    kinds = set(map(type, cells))
+    if not kinds <= _NUMBER_TYPES:
         raise _NotPlain
-    try:
-        numbers = np.array(columns, dtype=np.float64).reshape(len(columns), rows)  # None becomes NaN
-    except OverflowError as error:
-        raise _NotPlain from error
-    if (np.abs(numbers) > MAX_NUMBER).any():
-        raise _NotPlain
-    integers = [place for place, kind in enumerate(kinds) if kind is int]
-    if integers and (np.abs(numbers[integers]) >= _INT64_END).any():
-        raise _NotPlain
-    return numbers
+    # None becomes NaN.
+    return np.array(cells, dtype=np.float64), _MAX_INTEGER if int in kinds else MAX_NUMBER
 
 
-def _plain_values(
-    column: Sequence[Any], feature: SparseFeature, kind: type | None
-) -> tuple[list[Any], list[int] | None]:
-    """Return the values of a sparse feature, and their number in each row; None if every row has one value."""
-    if feature.kind == "single":
-        common = _common_type(column)
-        if common is kind and None not in column:
-            return list(column), None
-        cells = [cell for cell in column if cell is not None]
-        counts = [int(cell is not None) for cell in column]
-    else:
-        lists = [_plain_items(cell, feature) for cell in column]
-        cells, counts = list(chain.from_iterable(lists)), list(map(len, lists))
-        common = _common_type(cells)
-    if cells and common is not kind:
-        raise _NotPlain
+def _plain_values(columns: Sequence[Sequence[Any]], group: _Group) -> tuple[list[Any], list[int] | None]:
+    """Return the values of a group of features, and the number of values of each feature in each row; None if all are
+    1.
+    """
+    cells, counts = list(chain.from_iterable(columns[group.singles])), None
+    if not {group.type}.issuperset(kinds := set(map(type, cells))):
+        if not kinds <= {group.type, _NoneType}:
+            raise _NotPlain
+        counts = [int(cell is not None) for cell in cells]
+        cells = [cell for cell in cells if cell is not None]
+    if group.lists:
+        bags = [_plain_items(cell, feature) for place, feature in group.lists for cell in columns[place]]
+        counts = ([1] * len(cells) if counts is None else counts) + list(map(len, bags))
+        items = list(chain.from_iterable(bags))
+        if not {group.type}.issuperset(map(type, items)):
+            raise _NotPlain
+        cells += items
+    if group.is_unsigned and cells:
+        if min(cells) < 0 or max(cells) >= 1 << 64:
+            raise _NotPlain
+        cells = [cell - (cell >> 63 << 64) for cell in cells]
     return cells, counts
 
 
@@ -449,13 +502,3 @@ def _are_plain(items: Sequence[Any]) -> bool:
         return kinds == {str} and len("".join(items).encode()) >= 0
     except UnicodeError:
         return False
-
-
-def _common_type(cells: Sequence[Any]) -> type:
-    """Return the one type of all cells that are not None; raise `_NotPlain` if there are several types."""
-    kinds = set(map(type, cells))
-    if len(kinds) > 1:
-        kinds.discard(_NoneType)
-        if len(kinds) > 1:
-            raise _NotPlain
-    return kinds.pop() if kinds else _NoneType

@@ -9,6 +9,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+HASH_SEED = 0x5DEECE66D
+"""Number that is added to an integer before it is hashed."""
+
 
 def table_key(seed: int, table: str) -> int:
     """Return the 64-bit key of the noise of a table, given the run's seed and the name of the table.

@@ -55,6 +55,18 @@ def load_u16(typingctx, array, byte):
 
 
 @intrinsic
+def load_u32(typingctx, array, byte):
+    """Read the uint32 that starts at element `byte`, at any alignment."""
+    return _load(array, types.uint32)
+
+
+@intrinsic
+def load_u64(typingctx, array, byte):
+    """Read the uint64 that starts at element `byte`, at any alignment."""
+    return _load(array, types.uint64)
+
+
+@intrinsic
 def load_f32(typingctx, array, byte):
     """Read the float32 that starts at element `byte`, at any alignment."""
     return _load(array, types.float32)
