@@ -58,7 +58,7 @@ BUDGETS = {
     "data": 7_700,
     "embedding": 5_010,
     "batch": 319,
-    "kernels": 8_210,
+    "kernels": 8_570,
     "io": 952,
     "config": 364,
     "progress": 48,
