@@ -68,11 +68,11 @@ CELLS = {
     ),
     "fm, fp16": Cell(
         data="log", model={"kind": "fm", "embedding_dim": 16}, batch=8192, steps=100,
-        memory={"precision": "fp16", "cache": {"fraction": 0.2, "policy": "rank"}},
+        memory={"precision": "fp16", "cache": {"fraction": 0.2}},
     ),
     "finalmlp, int4": Cell(
         data="log", model={"kind": "finalmlp", "embedding_dim": 16}, batch=512, steps=400,
-        memory={"precision": "int4", "cache": {"fraction": 0.05, "policy": "rank"}},
+        memory={"precision": "int4", "cache": {"fraction": 0.05}},
     ),
     "dlrm, log, no lookahead": Cell(
         data="log", model={**_DLRM, "embedding_dim": 128}, batch=1024, steps=200, dram=1 / 6, block=True,

@@ -206,6 +206,17 @@ def test_dram_smaller_than_any_table_caches_frequent_rows_of_a_log() -> None:
     assert tiers.tables["large"].dram_rows == more.dram_rows
 
 
+def test_rank_is_chosen_if_the_ids_of_all_tables_are_ranked() -> None:
+    ranked = [replace(each, is_ranked=True) for each in TABLES]
+    section = {"dram": 100 * MIB, "block": BlockConfig(path="rows")}
+    assert plan(ranked, **section).policy == "rank"
+    assert plan([replace(ranked[0], is_ranked=False), *ranked[1:]], **section).policy == "lru"
+    recent = plan(ranked, **section, cache=CacheConfig(policy="lru"))
+    assert recent.policy == "lru"
+    assert plan(ranked, **section).hit_rate > recent.hit_rate
+    assert " (rank)" in plan(ranked, **section).summary
+
+
 def test_mapped_memory_is_preferred_to_a_slower_block_device() -> None:
     section = {"dram": 30 * MIB, "block": BlockConfig(path="rows"), "precision": "fp32"}
     assert kinds(plan(**section, mapped=MappedConfig(path="far")))["large"] == ("mapped", "fp32")

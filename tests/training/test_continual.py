@@ -29,7 +29,7 @@ from stratarec.training.build import new_model
 from stratarec.training.raw_logs import RawLogs, evaluate_logs
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
-from stratarec.training.run.run_directory import read_recipe
+from stratarec.training.run.run_directory import read_plan, read_recipe
 from stratarec.training.trainer import Trainer
 
 DAYS = 4
@@ -385,6 +385,20 @@ def one_period(home: Path) -> Path:
         shutil.copytree(home / "run", run)
         continue_run(run, home / "day-1.parquet")
     return run
+
+
+@pytest.mark.parametrize(("kind", "policy"), [("count", "rank"), ("hash", "lru")])
+def test_caches_keep_the_first_ids_of_a_run_and_the_recent_rows_of_a_period(
+    tmp_path: Path, kind: str, policy: str
+) -> None:
+    run = begin(tmp_path, memory={"precision": "int8"}, vocabulary={"overrides": {"place": {"kind": kind}}})
+    continue_run(run, tmp_path / "day-1.parquet")
+    for folder, resolved in ((run, policy), (periods.of_number(run, 1), "lru")):
+        recipe = read_recipe(folder)
+        # A run that is resumed keeps its plan.
+        plan = read_plan(folder, recipe, Dataset.open(recipe.data.path))
+        assert plan is not None
+        assert (recipe.memory.cache.policy, plan.policy) == ("auto", resolved)
 
 
 def test_encoded_rows_under_caches_continue_deterministically(home: Path, tmp_path: Path) -> None:

@@ -87,7 +87,14 @@ def codec_names() -> Mapping[str, str]:
 
 CodecKind: TypeAlias = Annotated[str, OneOf(codec_names, "fp32")]
 """The name of a codec in recipes, checkpoints and exports: a key of `kernels.codec.kinds.KINDS`."""
-CachePolicy: TypeAlias = Annotated[str, OneOf(lambda: {name: policy.about for name, policy in POLICIES.items()})]
+
+
+def policy_names() -> Mapping[str, str]:
+    """Return the name of each eviction policy, and a text about it."""
+    return {name: policy.about for name, policy in POLICIES.items()}
+
+
+CachePolicy: TypeAlias = Annotated[str, OneOf(policy_names)]
 """A key of `POLICIES`."""
 
 

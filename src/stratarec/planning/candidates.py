@@ -57,6 +57,8 @@ class TableSpec:
     lookups: float
     """Ids per batch, of all features of the table together."""
     popularity: Popularity
+    is_ranked: bool = False
+    """Whether ids are in descending order of frequency, apart from a few first rows that rare values share."""
     outputs: float = 0.0
     """Number of float32 activations per batch: pooled vectors, and the unpooled vectors of histories."""
 
@@ -103,8 +105,18 @@ class Candidate:
         return tuple(in_memory(self.placement.bytes, memory) for memory in MEMORIES)
 
 
+def resolve_policy(memory: MemoryConfig, tables: Sequence[TableSpec]) -> MemoryConfig:
+    """Return `memory` with the eviction policy for `tables` in place of ``auto``."""
+    if memory.cache.policy != "auto":
+        return memory
+    policy = "rank" if all(table.is_ranked for table in tables) else "lru"
+    return replace(memory, cache=replace(memory.cache, policy=policy))
+
+
 def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Candidate]:
     """Return the placements of `table` that `memory` allows on a machine with `tiers`, cheapest first; never empty.
+
+    `memory` has an eviction policy (`resolve_policy`).
 
     A placement is left out if another one needs no more time and no more bytes in any memory. A cache holds at least
     the pinned rows, whatever `memory.cache.fraction` says. If no cache saves bytes of level 0, the only placement is
@@ -253,6 +265,7 @@ def describe_tables(
     specs = []
     for table in tables:
         popularity, total = cold_popularity(dataset, table.name, (hot or {}).get(table.name, 0))
+        vocabulary = dataset.vocabularies[table.name]
         longest = (1 if feature.kind == "single" else feature.max_length for feature in features[table.name])
         lookups = batch_size * (total / samples if total else float(sum(longest)))
         # Counts do not tell histories from other features with the same vocabulary, so all lookups are assumed to be
@@ -265,6 +278,7 @@ def describe_tables(
                 shape=RowShape.of(table.embedding_dim, optimizer),
                 lookups=lookups,
                 popularity=popularity,
+                is_ranked=popularity.by_id and vocabulary.kind == "count" and not vocabulary.inherited,
                 outputs=table.embedding_dim * (batch_size * len(table.feature_names) + unpooled),
             )
         )

@@ -17,11 +17,12 @@ from pydantic import BeforeValidator
 from stratarec.config.choices import OneOf
 from stratarec.config.units import parse_bytes
 from stratarec.config.validate import check_choice, check_ranges
-from stratarec.embedding.config import CachePolicy, CodecConfig, CodecKind, codec_names
+from stratarec.embedding.config import CodecConfig, CodecKind, codec_names, policy_names
 from stratarec.errors import ConfigError
 from stratarec.kernels.policies import POLICIES
 
 Precision: TypeAlias = Annotated[str, OneOf(lambda: {"auto": "", **codec_names()}, "auto", "fp32")]
+Policy: TypeAlias = Annotated[str, OneOf(lambda: {"auto": "``rank`` or ``lru``", **policy_names()}, "auto")]
 Memory: TypeAlias = Literal["hbm", "dram", "mapped", "block"]
 
 
@@ -79,8 +80,10 @@ class MappedConfig:
 class CacheConfig:
     """Set-associative float32 cache over rows that have their home in another memory or as encoded records."""
 
-    policy: CachePolicy = "lru"
-    """Choice of the row that a full set evicts."""
+    policy: Policy = "auto"
+    """Choice of the row that a full set evicts. ``auto`` is ``rank`` if the ids of all tables are ranked by frequency.
+    It is ``lru`` if a vocabulary is of kind ``hash``, or if the values of an earlier data set come first in it, as in
+    the periods of `stratarec continue`. A plan has the policy that ``auto`` became."""
     fraction: float | None = None
     """Cache rows divided by a table's rows. It is raised if the pinned rows of a table need more. With null, the
     planner chooses a size within the budget, or 0.05 if there is no budget."""
@@ -88,7 +91,7 @@ class CacheConfig:
     """Number of slots per set."""
 
     def __post_init__(self) -> None:
-        check_choice(self.policy, "memory.cache.policy", POLICIES)
+        check_choice(self.policy, "memory.cache.policy", ("auto", *POLICIES))
         check_ranges(self, "memory.cache.", fraction="(0, 1]", ways="[1, 256]")
 
 

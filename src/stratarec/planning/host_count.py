@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from stratarec.errors import ConfigError
-from stratarec.planning.candidates import TableSpec, candidates
+from stratarec.planning.candidates import TableSpec, candidates, resolve_policy
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.machine import Machine, Tiers
 from stratarec.planning.placement import place
@@ -60,7 +60,8 @@ def fewest_hosts(
     """
     if memory.dram is None:
         raise ConfigError("memory.dram is null, expected the bytes of a host for tables, such as memory.dram=256GiB")
-    memory, most = _with_budgets(memory, machine.tiers), min(work.batch, MOST_HOSTS)
+    memory = resolve_policy(_with_budgets(memory, machine.tiers), tables)
+    most = min(work.batch, MOST_HOSTS)
     name = " + ".join(["dram", *(name for name in ("mapped", "block") if getattr(memory, name) is not None)])
     choices = [candidates(table, memory, machine.tiers) for table in tables]
 

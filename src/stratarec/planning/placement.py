@@ -45,7 +45,7 @@ from stratarec.planning.bytes import (
     output_bytes,
     workspace_bytes,
 )
-from stratarec.planning.candidates import Candidate, TableSpec, candidates, describe_tables
+from stratarec.planning.candidates import Candidate, TableSpec, candidates, describe_tables, resolve_policy
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.machine import Tiers, measure_tiers
 from stratarec.planning.plan import Log, Plan, TablePlacement
@@ -87,6 +87,7 @@ def place(
         precision for a table that does not exist.
     """
     memory.check_tables(table.name for table in tables)
+    memory = resolve_policy(memory, tables)
     budgets = _budgets(memory.times(ranks), tiers)
     choices = choices or [candidates(table, memory, tiers) for table in tables]
     lookups, widest = [table.lookups for table in tables], max((table.shape.width for table in tables), default=1)

@@ -214,9 +214,10 @@ class Plan:
             f"{format_bytes(self.used(memory))} of {MEMORY_NAMES[memory]}" for memory in MEMORIES if self.used(memory)
         )
         used += f" in {self.ranks} processes together" if self.ranks > 1 else ""
+        by = f" ({self.policy})" if cached else ""
         return (
             f"tables: {format_bytes(self.float32_bytes)} as float32, planned {used}; {len(cached)} of "
-            f"{len(self.tables)} tables cached, predicted hit rate {self.hit_rate:.1%}"
+            f"{len(self.tables)} tables cached{by}, predicted hit rate {self.hit_rate:.1%}"
         )
 
     def _repr_html_(self) -> str:

@@ -163,6 +163,7 @@ def _figures(content: Content) -> list[tuple[str, str, str]]:
     level0, float32 = max(predicted["bytes"][level0_of(content)], 1), max(predicted["float32_bytes"], 1)
     ratio = f"({float32 / level0:.2f}x less)" if level0 <= float32 else f"({level0 / float32:.2f}x more)"
     fast = [(MEMORY_NAMES[name], predicted["bytes"][name]) for name in ("hbm", "dram") if name in predicted["bytes"]]
+    is_cached = any(table["tier"] != "level0" for table in content["tables"])
     step = predicted.get("forecast")
     speed = step["samples"] / step["step"] if step else 0
     note = f"({speed:,.0f} samples/s; network {format_milliseconds(step['network'])}, as timed now)" if step else ""
@@ -171,6 +172,7 @@ def _figures(content: Content) -> list[tuple[str, str, str]]:
         (f"all float32 in {fast[0][0]}", format_bytes(predicted["float32_bytes"]), ""),
         *((name, format_bytes(size), ratio if place == 0 else "") for place, (name, size) in enumerate(fast)),
         ("activations of the embedding layer", format_bytes(content["output_bytes"]), "(not part of the budget)"),
+        *([("eviction policy", content["policy"], "")] if is_cached else []),
         ("predicted hit rate", f"{predicted['hit_rate']:.1%}", "(of the rows that batches look up in cached tables)"),
         ("embedding step", f"{predicted['step_seconds'] * 1e3:.2f} ms", "(predicted)"),
         *([("whole step", format_milliseconds(step["step"]), note)] if step else []),
@@ -349,9 +351,8 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
             # A run counts the bytes of both kinds of files together.
             used = parts if len(files) == 1 else None
             yield _level(f"Home, in a {HOMES[tier]}", f"rows at rest as {kinds}", size, used, "home_block")
-        yield _level(
-            "Directory, in DRAM", "which row is in which slot of level 0", _sum(dram, _TAGS), parts, "metadata"
-        )
+        words = f"which row is in which slot of level 0; eviction policy {plan['policy']}"
+        yield _level("Directory, in DRAM", words, _sum(dram, _TAGS), parts, "metadata")
     work = sum(_sum(memories.get(name, {}), _WORK) for name in ("hbm", "dram"))
     yield _work(work, parts, "GPU memory and DRAM" if level0 == "hbm" else "DRAM")
 

@@ -13,7 +13,7 @@ def score(row: np.int64, stamp: np.int64) -> np.int64:
 
 
 RANK = Policy(
-    about="the row with the largest id, the least frequent one if `prepare` ranked ids by count, without a base",
+    about="the row with the largest id, the least frequent one if ids are ranked by frequency",
     score=score,
     keeps="first",
 )
