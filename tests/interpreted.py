@@ -150,6 +150,13 @@ def least(array: Any, first: int, count: int) -> Any:
     return within.min() if len(within) else np.int32(0x7FFFFFFF)
 
 
+@twin("lanes")
+def largest_below(array: Any, keys: Any, first: int, count: int, limit: int) -> Any:
+    within = slice(0, min(int(count), LANES))
+    values, below = span(array, first, LANES)[within], span(keys, first, LANES)[within] < limit
+    return values[below].max(initial=0)
+
+
 # Rows in registers
 
 

@@ -70,7 +70,7 @@ batches = st.lists(
 @given(
     batches=batches,
     policy=st.sampled_from([*RANKS]),
-    shape=st.sampled_from([(1, 1, 4), (2, 1, 8), (3, 2, 32), (7, 20, 2)]),
+    shape=st.sampled_from([(1, 1, 4), (2, 1, 8), (1, 1, 40), (3, 2, 32), (7, 20, 2)]),
     lookahead=st.integers(0, 3),
 )
 def test_moves_match_the_plain_cache(batches, policy, shape, lookahead):

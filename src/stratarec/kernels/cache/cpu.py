@@ -21,7 +21,7 @@ from stratarec.kernels.bags import Bags, span
 from stratarec.kernels.policies import POLICIES
 from stratarec.kernels.random.cpu import GOLDEN, key_of, mix, unit
 from stratarec.kernels.runtime.team import BODY, NEVER_CACHED, run_team, take
-from stratarec.kernels.simd.lanes import LANES, find_equal, least
+from stratarec.kernels.simd.lanes import LANES, find_equal, largest_below, least
 from stratarec.kernels.simd.prefetch import prefetch
 
 U = np.uint64
@@ -187,6 +187,16 @@ def oldest(state, start, ways, horizon):
     return np.int64(first) + find_way(stamps, first, ways, stamp) - 1 if stamp < horizon else np.int64(-1)
 
 
+@njit(**BODY)
+def last(state, start, ways, horizon):
+    """Return the slot with the largest id in the set that starts at `start`, or -1 if all slots are in use."""
+    first, before = U(start), np.int32(horizon)
+    tag = largest_below(state.tags, state.stamps, first, U(ways), before)
+    for block in range(U(LANES), U(ways), U(LANES)):
+        tag = max(tag, largest_below(state.tags, state.stamps, first + block, U(ways) - block, before))
+    return np.int64(first) + find_way(state.tags, first, ways, tag) - 1 if tag > 0 else np.int64(-1)
+
+
 def by_score(policy):
     """Return a compiled function that returns the slot with the largest score in a set, or -1 if all are in use."""
     score = njit(**NEVER_CACHED)(policy.score)
@@ -208,8 +218,9 @@ def by_score(policy):
 
 def chooser(policies, code=0):
     """Return a compiled function that chooses by the policy with a number; it tests the number once per set."""
-    # Only the smallest stamp is worth vector code: the search for it is most of the time of a miss.
-    first = oldest if policies[0].score is None else by_score(policies[0])
+    # Vector code, because the search is most of the time of a miss.
+    own = oldest if policies[0].keeps == "recent" else last
+    first = own if policies[0].score is None else by_score(policies[0])
 
     @njit(**NEVER_CACHED)
     def only(state, start, ways, policy, horizon):

@@ -20,7 +20,8 @@ class Policy:
     score : callable or None
         ``score(row, stamp)`` returns an integer; of the rows of a full set that no batch in flight uses, the row with
         the largest integer is evicted. The kernels of the cache compile this function. `row` is the id, and `stamp` the
-        number of the last batch that used the row. None evicts the row with the smallest stamp, by vector code.
+        number of the last batch that used the row. None evicts, by vector code, the row with the smallest
+        stamp if the policy keeps ``recent`` rows, and the row with the largest id if it keeps the ``first`` ids.
     keeps : str
         Rows that stay in the cache when it has seen many batches, by which the planner predicts misses: ``recent`` rows
         or the ``first`` ids.

@@ -1,6 +1,6 @@
 """Search 32 int32 numbers at once, for Numba kernels.
 
-Numba does not vectorize a search that stops at a match. Both functions read 32 elements from `first` on, so an array
+Numba does not vectorize a search that stops at a match. The functions read 32 elements from `first` on, so an array
 needs `PADDING` elements after the last one to search.
 """
 
@@ -45,6 +45,23 @@ def find_equal(typingctx, array, first, value):
     return signature, codegen
 
 
+def _within(builder, count):
+    """Return for each lane whether its number is below `count`, uint64."""
+    beyond = ir.Constant(ir.IntType(64), LANES)
+    count = builder.select(builder.icmp_unsigned("<", count, beyond), count, beyond)
+    return builder.icmp_signed(
+        "<", ir.Constant(_VECTOR, list(range(LANES))), _splat(builder, builder.trunc(count, _I32))
+    )
+
+
+def _reduce(builder, operation, within, lanes, other):
+    """Return the minimum or maximum (`operation`: smin or smax) of `other` and the lanes that are `within`."""
+    lanes = builder.select(within, lanes, ir.Constant(_VECTOR, [other] * LANES))
+    kind = ir.FunctionType(_I32, [_VECTOR])
+    reduce = builder.module.declare_intrinsic(f"llvm.vector.reduce.{operation}.v{LANES}i32", fnty=kind)
+    return builder.call(reduce, [lanes])
+
+
 @intrinsic
 def least(typingctx, array, first, count):
     """Return the minimum of ``array[first:first + min(count, 32)]``, int32."""
@@ -52,14 +69,26 @@ def least(typingctx, array, first, count):
 
     def codegen(context, builder, signature, args):
         array, first, count = args
-        beyond = ir.Constant(ir.IntType(64), LANES)
-        count = builder.select(builder.icmp_unsigned("<", count, beyond), count, beyond)
-        counts = _splat(builder, builder.trunc(count, _I32))
-        within = builder.icmp_signed("<", ir.Constant(_VECTOR, list(range(LANES))), counts)
         lanes = _load(context, builder, signature.args[0], array, first)
-        lanes = builder.select(within, lanes, ir.Constant(_VECTOR, [0x7FFFFFFF] * LANES))
-        kind = ir.FunctionType(_I32, [_VECTOR])
-        reduce = builder.module.declare_intrinsic(f"llvm.vector.reduce.smin.v{LANES}i32", fnty=kind)
-        return builder.call(reduce, [lanes])
+        return _reduce(builder, "smin", _within(builder, count), lanes, 0x7FFFFFFF)
+
+    return signature, codegen
+
+
+@intrinsic
+def largest_below(typingctx, array, keys, first, count, limit):
+    """Return the maximum of 0 and each ``array[i]``, int32, whose ``keys[i]``, int32, is below `limit`.
+
+    i runs over ``first:first + min(count, 32)``.
+    """
+    signature = types.int32(array, keys, types.uint64, types.uint64, types.int32)
+
+    def codegen(context, builder, signature, args):
+        array, keys, first, count, limit = args
+        lanes = _load(context, builder, signature.args[0], array, first)
+        below = builder.icmp_signed(
+            "<", _load(context, builder, signature.args[1], keys, first), _splat(builder, limit)
+        )
+        return _reduce(builder, "smax", builder.and_(below, _within(builder, count)), lanes, 0)
 
     return signature, codegen
