@@ -22,7 +22,7 @@ from stratarec.errors import ConfigError
 from stratarec.kernels.policies import POLICIES
 
 Precision: TypeAlias = Annotated[str, OneOf(lambda: {"auto": "", **codec_names()}, "auto", "fp32")]
-Policy: TypeAlias = Annotated[str, OneOf(lambda: {"auto": "``rank`` or ``lru``", **policy_names()}, "auto")]
+Policy: TypeAlias = Annotated[str, OneOf(lambda: {"auto": "", **policy_names()}, "auto")]
 Memory: TypeAlias = Literal["hbm", "dram", "mapped", "block"]
 
 
