@@ -36,7 +36,7 @@ from stratarec.recipe import Recipe
 from stratarec.training import build, trainer
 from stratarec.training.build import new_plan
 from stratarec.training.evaluate import score_split
-from stratarec.training.run import periods
+from stratarec.training.run import build_run, periods
 from stratarec.training.run.open_run import open_run
 from stratarec.training.run.run_directory import read_plan, read_recipe
 from stratarec.training.steps import graph_step
@@ -51,7 +51,7 @@ STEPS = 3
 def as_gpu(kind: str = "device") -> Iterator[None]:
     """Train rows as in the memory of an H100, in slots of a kind of `slot_memories`."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (build, trainer):
+        for module in (build, build_run):
             patch.setattr(module, "on_gpu", lambda make_recipe, device: make_recipe.memory.hbm != 0)
         patch.setattr(trainer, "check_rows_device", lambda *given: None)
         patch.setattr(build, "measured_rates", lambda device: card_rates("h100"))
@@ -168,7 +168,7 @@ def _not_finite(home: Path) -> list[str]:
         recipe = make_recipe(home, f"{kind}-nan").with_fields({"train.checkpoint.every_steps": 2, "train.max_steps": 9})
         with as_gpu(kind):
             trainer = Trainer(recipe, prepared(recipe.data), Said())
-            trainer.loop.hooks.append(partial(_damage, trainer))
+            trainer.hooks.append(partial(_damage, trainer))
             with pytest.raises(TrainingError) as caught:
                 trainer.train()
         errors.append(str(caught.value))
@@ -180,7 +180,7 @@ def _not_finite(home: Path) -> list[str]:
 def _damage(trainer: Trainer, step: int) -> Iterator[None]:
     """Make the weights of the network so large that the loss of the third step is not finite."""
     if step == 2:
-        for weight in trainer.model.network.parameters():
+        for weight in trainer.parts.model.network.parameters():
             weight.detach().fill_(1e30)
     yield
 

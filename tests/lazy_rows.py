@@ -104,7 +104,7 @@ def trained(case: dict[str, Any], place: str) -> tuple[list[bytes], list[Any]]:
     with (
         mock.patch.object(rings.Place, "send", counted("batches", rings.Place.send)),
         mock.patch.object(DeviceTransfers, "up", counted("others", DeviceTransfers.up)),
-        stages.prepare(items, depth=2, barrier=lambda _: False) as ahead,
+        stages.prepare_ahead(items, depth=2) as ahead,
     ):
         lazy_device.WAITS.clear()
         for step, (item, prepared) in enumerate(ahead):

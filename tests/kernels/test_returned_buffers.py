@@ -59,7 +59,10 @@ def test_free_memory_is_used_again_without_page_faults() -> None:
     keep_free_memory()
     for _ in range(8):  # a freed block may be a few bytes too short for the next tensor
         torch.ones(1 << 24)  # 64 MiB, which glibc returns to the system by default
-    before = faults()
-    for _ in range(4):
+    counts = []
+    for _ in range(5):
+        before = faults()
         torch.ones(1 << 24)
-    assert faults() - before < 64  # returned memory has a fault for each page or huge page: 32 at least for each tensor
+        counts.append(faults() - before)
+    # Memory that was returned has a fault for each page or huge page, 32 at least. Other code may take the free block.
+    assert sorted(counts)[2] < 16
