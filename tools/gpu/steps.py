@@ -181,7 +181,7 @@ class Side:
         """Train batches, prepared `depth` ahead; return their losses and the end time of each step."""
         items = [(batch, self.stages.request(batch)) for batch in data]
         losses, ends = [], []
-        with self.stages.prepare(iter(items), depth=depth, barrier=lambda _: False) as ahead:
+        with self.stages.prepare_ahead(iter(items), depth=depth) as ahead:
             queued = None
             for (batch, request), prepared in ahead:
                 # As in training: the loss of a step is read after the next step is queued.
