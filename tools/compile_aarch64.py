@@ -40,7 +40,7 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     """Return for each intrinsic a function that calls it, and the types of the function's arguments."""
     from numba import njit, types
 
-    from stratarec.kernels.runtime import atomics, outline, team
+    from stratarec.kernels.runtime import atomics, outline, python_lock, team
     from stratarec.kernels.simd import bits, lanes, prefetch, vector
 
     u8, u16, f32, i32 = (kind[::1] for kind in (types.uint8, types.uint16, types.float32, types.int32))
@@ -75,6 +75,9 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         row = vector.load(array, element, 52)
         vector.store_totals(array, element, row, row, row, row)
 
+    def release() -> None:
+        python_lock.take_lock(python_lock.release_lock())
+
     board = types.NamedTuple((word, word, words), team.Team)
     plain = {
         "atomics.add": (words, word, word),
@@ -92,6 +95,8 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "bits.from_half": (types.uint16,),
         "bits.load_f32": (u8, index),
         "bits.load_u16": (u8, index),
+        "bits.load_u32": (u8, index),
+        "bits.load_u64": (u8, index),
         "bits.multiply32": (short, short),
         "bits.select32": (types.boolean, short, short),
         "bits.set_bit": (u8, index),
@@ -100,6 +105,7 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "bits.test_bit": (u8, index),
         "bits.to_half": (number,),
         "lanes.find_equal": (i32, index, types.int32),
+        "lanes.largest_below": (i32, i32, index, index, types.int32),
         "lanes.least": (i32, index, index),
         "outline.take": (words,),
         "prefetch.prefetch": (f32, word),
@@ -108,6 +114,8 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     return {name: (call(found, name, len(kinds)), kinds) for name, kinds in plain.items()} | {
         "outline.run_openmp": (lambda launch, a: outline.run_openmp(launch, launch, body, (a,)), (word, words)),
         "outline.run_team": (lambda threads, a: outline.run_team(threads, body, (a,)), (board, words)),
+        "python_lock.release_lock": (release, ()),
+        "python_lock.take_lock": (release, ()),
         "vector.add": two(vector.add),
         "vector.broadcast": two(vector.add),
         "vector.divide": two(vector.divide),

@@ -33,7 +33,7 @@ from stratarec.embedding.homes import HOMES, HomeKind, NewStore
 from stratarec.embedding.lookup_engine import Health, LookupEngine, Prepared
 from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
 from stratarec.embedding.slots import Level0
-from stratarec.embedding.slots.memory import StagedBatch, Tensors
+from stratarec.embedding.slots.memory import PackedBatch, StagedBatch, Tensors
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.log_layout import DEAD_BYTES, LogConfig, location_bytes, plan_layout
 from stratarec.embedding.tables.base import BatchStamp, TableGroup
@@ -263,6 +263,11 @@ _LAST_STAMP, _SHIFT = 2**31 - 2, 2**30
 _NO_SLOTS = np.empty(0, dtype=np.int32)
 
 
+def _pack_nothing(staged: Sequence[StagedBatch], tensors: Tensors, stride: int | None) -> PackedBatch:
+    """Return the batch of a collection without tables, whose model has dense features only."""
+    return PackedBatch(())
+
+
 class Engine(LookupEngine[Prepared]):
     """The tables of one process, their row optimizer and the in-flight batches.
 
@@ -375,7 +380,8 @@ class Engine(LookupEngine[Prepared]):
                 )
                 with timed(self.seconds, "bring in"):
                     staged = [tables.stage(tables.bags(features), slots, stamp) for tables in self.tables]
-                    packed = self.tables[0].memory.pack(staged, tensors, self._columns)
+                    pack = self.tables[0].memory.pack if self.tables else _pack_nothing
+                    packed = pack(staged, tensors, self._columns)
             except BaseException:
                 # The number is not reused: rounding noise is a function of it and must never repeat.
                 in_flight.done(number)
@@ -430,7 +436,7 @@ class Engine(LookupEngine[Prepared]):
     @property
     def queued(self) -> bool:
         """Whether steps can be queued as a whole, because all rows are trained in the memory of a device."""
-        return all(tables.memory.queued for tables in self.tables)
+        return bool(self.tables) and all(tables.memory.queued for tables in self.tables)
 
     def begin(self, prepared: Prepared) -> None:
         """Queue what a step of the batch `prepared` waits for, and apply the steps that its rows missed."""

@@ -30,7 +30,8 @@ _PREFIX = "stratarec-init-"
 # A short training has fewer ensemble members than a run, and ends at the second worse epoch. It uses the learning rates
 # of the run. With one epoch at a rate that falls to 0, a history helped in the short training, but not in the run.
 _SHORT = {
-    "train.early_stopping.patience": 2, "model.members": 4, "model.trees": 0, "train.report": False,
+    "train.early_stopping.patience": 2, "model.members": 4, "model.member_kinds": ["plain", "dropout"],
+    "model.trees": 0, "train.report": False,
     "train.curves": [], "train.refit": False,
 }  # fmt: skip
 
