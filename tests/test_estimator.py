@@ -154,6 +154,15 @@ def test_an_unusable_row_is_named_by_its_position_in_the_frame(frame: pl.DataFra
         ClickModel(**SMALL).fit(frame, label="click").score(frame, sample_weight=["a"] * len(frame))
 
 
+@pytest.mark.parametrize("kind", ["ensemble", "dlrm"])
+def test_a_log_of_numbers_needs_no_tables(kind: str) -> None:
+    x = np.random.default_rng(0).normal(size=(2000, 3))
+    y = (x[:, 0] + np.random.default_rng(1).normal(size=2000) > 0).astype(int)
+    options = SMALL if kind == "ensemble" else {"model__kind": "dlrm", "model__interaction": "cat", "train__threads": 1}
+    model = ClickModel(**options).fit(x, y)
+    assert roc_auc_score(y, model.predict_proba(x)[:, 1]) > 0.75
+
+
 @pytest.mark.slow
 def test_it_works_with_the_tools_of_scikit_learn(frame: pl.DataFrame) -> None:
     columns = ["item", "price"]
