@@ -263,11 +263,6 @@ _LAST_STAMP, _SHIFT = 2**31 - 2, 2**30
 _NO_SLOTS = np.empty(0, dtype=np.int32)
 
 
-def _pack_nothing(staged: Sequence[StagedBatch], tensors: Tensors, stride: int | None) -> PackedBatch:
-    """Return the batch of a collection without tables, whose model has dense features only."""
-    return PackedBatch(())
-
-
 class Engine(LookupEngine[Prepared]):
     """The tables of one process, their row optimizer and the in-flight batches.
 
@@ -380,8 +375,9 @@ class Engine(LookupEngine[Prepared]):
                 )
                 with timed(self.seconds, "bring in"):
                     staged = [tables.stage(tables.bags(features), slots, stamp) for tables in self.tables]
-                    pack = self.tables[0].memory.pack if self.tables else _pack_nothing
-                    packed = pack(staged, tensors, self._columns)
+                    packed = PackedBatch(())  # of a model with dense features only
+                    if self.tables:
+                        packed = self.tables[0].memory.pack(staged, tensors, self._columns)
             except BaseException:
                 # The number is not reused: rounding noise is a function of it and must never repeat.
                 in_flight.done(number)

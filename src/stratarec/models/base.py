@@ -281,7 +281,8 @@ class CTRModel(nn.Module):
     Parameters
     ----------
     embeddings : EmbeddingCollection
-        Embedding tables. They are updated in the backward pass and are not parameters of the module.
+        Embedding tables, which are not parameters of the module. A backward pass updates them unless the caller looked
+        the rows up itself (`LookedUp`).
     network : Network
         The network, whose weights are trained by a dense optimizer.
     """
@@ -310,8 +311,8 @@ class CTRModel(nn.Module):
         ----------
         request : Request
             Result of `request` for the batch, if it was computed ahead.
-        prepared : Prepared
-            Result of ``embeddings.prepare(request.features)``, if it was computed ahead.
+        prepared : Prepared or LookedUp
+            Result of ``embeddings.prepare(request.features)``, if it was computed ahead, or the rows of this batch.
         """
         logits: Tensor = self.network(*self.vectors(batch, request or self.request(batch), prepared))
         return logits

@@ -156,8 +156,9 @@ class FinalEvaluation:
         plain = {split: self._figures(scored) for split, scored in samples.items()}
         if not maps:
             return ({"test": plain["test"]} if "test" in plain else {}), (), samples
-        in_order = ScoredSamples.joined(samples[name] for name in SPLITS[1:] if name in samples)
-        again = fit_again(kinds, in_order) if self.recipe.train.refit else ()
+        again: tuple[LogitMap, ...] = ()
+        if self.recipe.train.refit:
+            again = fit_again(kinds, ScoredSamples.joined(samples[name] for name in SPLITS[1:] if name in samples))
         samples = {split: corrected_by(maps, scored) for split, scored in samples.items()}
         metrics = {split: self._figures(scored) for split, scored in samples.items()}
         curves = {"calibration": maps, "refit_calibration": again}

@@ -28,7 +28,7 @@ __all__ = ["MOST_DEVIATIONS", "Group", "Layout", "Mask", "member_logits"]
 
 
 class Mask(NamedTuple):
-    """Random bits, and which of them drop something.
+    """Random bits, and the limits below which they drop an element.
 
     Parameters
     ----------

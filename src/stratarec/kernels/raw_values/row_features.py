@@ -30,7 +30,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class RowPlan(NamedTuple):
-    """What is known before any row: features, vocabularies and tables.
+    """Features, vocabularies and tables of an export, which are the same for all rows.
 
     Values are given in an order of features in which integers are before texts; they are at *places* of this order.
     """

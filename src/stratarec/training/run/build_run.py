@@ -44,7 +44,7 @@ from stratarec.training.torch_setup import build_optimizer, largest_fitting_batc
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What the phases of a run share in one process."""
+    """Threads, signals and progress that the phases of a run share in one process."""
 
     threads: ThreadTuner
     stop: StopSignal

@@ -1,4 +1,4 @@
-"""When a run is evaluated, saved and stopped.
+"""Decide after which steps a run is evaluated, saved or stopped.
 
 Evaluations, checkpoints every N steps and the end of the run must see the same state for every lookahead. Their steps
 are known in advance, so each is a *barrier*: no batch beyond it is prepared before it is reached. Checkpoints every N

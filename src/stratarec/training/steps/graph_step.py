@@ -376,9 +376,9 @@ class DeviceStages(Stages):
     """`Stages` of a model whose network or rows are on a device, in one process. Parameters are those of `Stages`."""
 
     def __init__(
-        self, model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, schedule: Loader
+        self, model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, loader: Loader
     ) -> None:  # fmt: skip
-        super().__init__(model, optimizer, config, schedule)
+        super().__init__(model, optimizer, config, loader)
         self._graph_step = GraphStep(self)
 
     def train(
@@ -393,10 +393,10 @@ class DeviceStages(Stages):
 
 
 def build_stages(
-    model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, schedule: Loader
+    model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, loader: Loader
 ) -> Stages:  # fmt: skip
     """Return the stages of a step in one process. Parameters are those of `Stages`."""
-    return (DeviceStages if model.on_device else Stages)(model, optimizer, config, schedule)
+    return (DeviceStages if model.on_device else Stages)(model, optimizer, config, loader)
 
 
 class _Graph:
