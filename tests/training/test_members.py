@@ -24,6 +24,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.estimator.click_model import ClickModel
 from stratarec.io.tensors import read_tensors
 from stratarec.models.zoo.ensemble import EnsembleScore
+from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import EarlyStoppingConfig
 from stratarec.serving.scorer import Scorer
@@ -239,13 +240,46 @@ def test_an_average_of_weights_and_best_members_are_restored_together(home: Path
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
 
 
-def test_members_share_a_step_if_they_cannot_be_separated(home: Path, tmp_path: Path) -> None:
-    recipe = make_recipe(home, run=str(tmp_path / "run"), max_steps=20)
-    name = next(iter(Dataset.open(recipe.data.path).vocabularies))
-    trainer = train(replace(recipe, model=replace(recipe.model, embedding_dims={name: 4})))
-    assert trainer.parts.members is None
-    assert all("members" not in entry for entry in trainer.state.evaluations)
-    assert not any(name.startswith(MEMBERS) for name in read_tensors(last(tmp_path / "run") / "optimizer.safetensors"))
+@pytest.mark.parametrize("stop", [5, 13, 40])
+def test_members_that_share_layers_are_used_at_one_step_with_weights(home: Path, tmp_path: Path, stop: int) -> None:
+    name = next(iter(Dataset.open(make_recipe(home).data.path).vocabularies))
+
+    def shared(run: str, **options: Any) -> Recipe:
+        recipe = make_recipe(home, run=str(tmp_path / run), **options)
+        return replace(recipe, model=replace(recipe.model, embedding_dims={name: 4}))
+
+    trainer = train(shared("whole"))
+    entry = best(trainer.state.evaluations, trainer.parts.config.early_stopping)
+    assert entry is not None
+    assert {row["step"] for row in entry["members"]} == {entry["step"]}
+    assert len({row["weight"] for row in entry["members"]}) > 1
+    lowest = min(trainer.state.evaluations, key=lambda each: each["networks_log_loss"])
+    assert trainer.state.evaluations[-1]["networks_improved"] == lowest["step"]
+    stored = checkpoint.step_path(trainer.run / "checkpoints", entry["step"])
+    weights = read_tensors(stored / "network.safetensors")[WEIGHTS]
+    np.testing.assert_allclose(weights, [row["weight"] for row in entry["members"]], rtol=1e-6)
+    train(shared("parts", max_steps=stop))
+    train(shared("parts"), resume=True)
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
+
+
+def test_trees_have_weight_next_to_cached_rows(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cached rows cannot be copied for each member, but trees are members as always."""
+    lines: list[str] = []
+    monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
+
+    def cached(run: str, steps: int) -> Recipe:
+        content = make_recipe(home, run=str(tmp_path / run), batch_size=8, max_steps=steps).to_dict()
+        return Recipe.from_dict({**content, "model": {**MODEL, "trees": 50}, "memory": {"precision": "int8"}})
+
+    trainer = train(cached("whole", 60))
+    assert any("used at the same step" in line and "DRAM" in line for line in lines)
+    members = trainer.state.evaluations[-1]["members"]
+    assert len({row["step"] for row in members[:4]}) == 1
+    assert sum(row["weight"] for row in members[4:]) > 0.2
+    train(cached("parts", 13))
+    train(cached("parts", 60), resume=True)
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
 
 
 # Small logs

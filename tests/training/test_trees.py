@@ -339,17 +339,6 @@ def test_several_ranks_have_no_trees(home: Path) -> None:
         resolve(Recipe.from_dict(content), dataset, mesh)
 
 
-def test_trees_are_ignored_with_a_message_if_members_share_weights(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
-    recipe = make_recipe(home, run=str(tmp_path / "run"), max_steps=1)
-    name = next(iter(Dataset.open(recipe.data.path).vocabularies))
-    train(replace(recipe, model=replace(recipe.model, embedding_dims={name: 4})))
-    assert any("no trees are fitted" in line and "DRAM" in line for line in lines)
-
-
 START = """
 import signal, sys
 from stratarec.data.dataset.dataset import Dataset

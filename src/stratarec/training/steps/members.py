@@ -9,7 +9,8 @@ optimizer's file.
 Greedy selection (Caruana et al., ICML 2004) does not give better weights in the mean. For equally good ones it needs
 many random subsets of the samples (`docs/log.md`).
 
-The copies need as much memory as network and tables.
+The copies need as much memory as network and tables. Where members share layers, or not all rows are in DRAM, there
+are no copies: a checkpoint has all networks at its step, and only their weights and those of trees are chosen.
 
 Shapes: N validation samples, K members.
 """
@@ -38,16 +39,19 @@ Doubles = NDArray[np.float64]
 
 
 class BestMembers:
-    """Copies of each member of an ensemble at its best step.
+    """Weights of the members of an ensemble, and copies of each member at its best step.
 
     Parameters
     ----------
     model : CTRModel
-        Ensemble with members that share no weights.
+        An ensemble.
+    apart : bool
+        Whether members can be copied separately. Otherwise all networks are used at the same step.
     """
 
-    def __init__(self, model: CTRModel) -> None:
+    def __init__(self, model: CTRModel, *, apart: bool = True) -> None:
         assert isinstance(model.network.score, EnsembleScore)
+        self.apart = apart
         self._model, self._score = model, model.network.score
         self._stored: dict[str, Tensor] = {}
         self._steps = torch.zeros(len(self._score.out.weights), dtype=torch.int64)
@@ -124,6 +128,8 @@ class BestMembers:
         losses = _losses(samples)
         # Without samples that count, no step is better than another, and members are those of the last one.
         is_better = ((losses < self._losses) | (not _known(samples)[1].any())) & (is_first or not closing)
+        if not self.apart:
+            is_better[:networks] = True
         chosen = torch.from_numpy(is_better[:networks])
         for name, tensor in current.items():
             own, stored = self._by_member(name, tensor), self._by_member(name, self._stored[name])
@@ -192,6 +198,8 @@ class BestMembers:
     def _current(self) -> dict[str, Tensor]:
         """Return, by name, the tensors that are divided among members, and the weights of the members' mean."""
         network, embeddings = self._model.network.state_dict(), self._model.embeddings
+        if not self.apart:
+            return {_WEIGHTS: network[_WEIGHTS.removeprefix(_NETWORK)]}
         own = {_NETWORK + name: tensor for name, tensor in network.items()}
         own = {
             name: tensor
@@ -288,23 +296,24 @@ def describe(model: CTRModel, members: BestMembers | None) -> str:
     if not isinstance(model.network.score, EnsembleScore):
         return ""
     if members is None:
-        no_trees = "" if model.network.trees is None else ", and no trees are fitted"
+        return "all members are used at the same step with equal weights, because several ranks train the model"
+    if not members.apart:
         return (
-            f"all members are used at the same step with equal weights{no_trees}: they share weights, or not all rows "
-            "are in DRAM"
+            "all networks of the ensemble are used at the same step, because they share layers or not all rows are in "
+            "DRAM; validation chooses how much each counts"
         )
     size = format_bytes(sum(tensor.nbytes for tensor in members.current.values()))
     return f"each member is used at its best step by validation; the copies take {size}"
 
 
 def best_members(model: CTRModel, config: TrainConfig, ranks: int) -> BestMembers | None:
-    """Return a `BestMembers` for a model, or None if the model is no ensemble or its members cannot be separated.
+    """Return a `BestMembers` for a model, or None if the model is no ensemble or several ranks train it.
 
-    They cannot be separated if they share layers (which pool sequences or project rows), or if several ranks or a
-    memory other than DRAM store their rows.
+    Members are not copied separately if they share layers, which pool sequences or project rows, or if a memory other
+    than DRAM stores their rows.
     """
     network, engine = model.network, model.embeddings.engine
+    if not isinstance(network.score, EnsembleScore) or ranks > 1:
+        return None
     apart = all(name.startswith("score.") for name, _ in network.named_parameters())
-    if isinstance(network.score, EnsembleScore) and apart and ranks == 1 and engine.resident:
-        return BestMembers(model)
-    return None
+    return BestMembers(model, apart=apart and engine.resident)

@@ -104,7 +104,7 @@ class Validation:
         if not self.dataset.samples("valid"):
             return False
         try:
-            samples, members = self._scored(state.step, closing)
+            samples, members = self._scored(state, closing)
         except Stopped:
             return False
         if not self.config.has_log_odds:
@@ -125,7 +125,7 @@ class Validation:
             )
         return best(state.evaluations, stopping) is state.evaluations[-1]
 
-    def _scored(self, step: int, closing: bool) -> tuple[ScoredSamples, dict[str, Any]]:
+    def _scored(self, state: TrainingState, closing: bool) -> tuple[ScoredSamples, dict[str, Any]]:
         """Return the scored validation split, and for an ensemble the figures of its members, under ``members``."""
         score = partial(
             score_split, self.model, self.dataset, "valid", precision=self.config.precision, progress=SilentProgress(),
@@ -138,11 +138,18 @@ class Validation:
                 if self.members.is_unscored:
                     with self.members.shown():
                         self.members.rescore(score())
-                samples, table = self.members.combine(score(), step, closing=closing)
-                steps = sorted(int(member["step"]) for member in table if member["step"])
-                # The last step at which half of the networks were better than before; trees have step 0.
+                samples, table = self.members.combine(score(), state.step, closing=closing)
+                networks = [member for member in table if member["step"]]  # trees have step 0
+                entry: dict[str, Any] = {"members": table}
+                steps = sorted(int(member["step"]) for member in networks)
+                # The last step at which half of the networks were better than before.
+                improved = steps[len(steps) // 2] if steps else 0
+                if networks and not self.members.apart:
+                    median = sorted(member["log_loss"] for member in networks)[len(networks) // 2]
+                    before = [(each["networks_log_loss"], each["step"]) for each in state.evaluations]
+                    entry["networks_log_loss"], improved = median, min((*before, (median, state.step)))[1]
                 return samples, {
-                    "members": table,
-                    "networks_improved": steps[len(steps) // 2] if steps else 0,
-                    "networks_weight": sum(member["weight"] for member in table if member["step"]),
+                    **entry,
+                    "networks_improved": improved,
+                    "networks_weight": sum(member["weight"] for member in networks),
                 }
