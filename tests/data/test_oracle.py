@@ -162,14 +162,14 @@ def bag(case: Case, feature: SparseFeature, number: int) -> list[Any]:
     """Return the values that a row looks up."""
     row = case.rows[number]
     if feature.kind == "single":
-        return [] if row[feature.name] is None else [row[feature.name]]
+        return [] if row[feature.name] in (None, "") else [row[feature.name]]
     if feature.kind == "multi":
         return [value for value in row[feature.name] or [] if value is not None][: feature.max_length]
     user, time = case.schema.user, case.schema.time
     earlier = [
         (other[time], place, other[feature.of])
         for place, other in enumerate(case.rows)
-        if other[user] == row[user] and other[time] < row[time] and other["click"] and other[feature.of] is not None
+        if other[user] == row[user] and other[time] < row[time] and other["click"] and other[feature.of] not in (None, "")
     ]
     return [value for _, _, value in sorted(earlier, key=lambda event: event[:2])][-feature.max_length :]
 

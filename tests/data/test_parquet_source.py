@@ -87,7 +87,7 @@ def dense(kind: pa.DataType, cell: Any) -> Any:
 
 def category(kind: pa.DataType, cell: Any) -> Any:
     if is_text(kind):
-        return cell
+        return cell or None
     if has_fractions(kind):
         return None if cell is None or math.isnan(cell) else as_integer(cell)
     if not (is_integer(kind) or pa.types.is_boolean(kind)):

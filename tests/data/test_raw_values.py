@@ -83,6 +83,16 @@ def test_a_list_as_text_has_the_same_values_everywhere(
         assert tags.encode({"tags": [text] * rows})[1].values.tolist() == ids * rows
 
 
+@pytest.mark.parametrize("type", ["auto", "text", "integer"])
+def test_an_empty_text_is_a_missing_category_everywhere(type: Any, tmp_path: Path) -> None:
+    feature, value = SparseFeature(name="city", type=type), 7 if type == "integer" else "7"
+    for form, values in in_every_format(["7", ""], feature, tmp_path).items():
+        assert values == [value, None], form
+    city = encoder(feature, [value])
+    for rows in (1, 100):  # by rows and by columns
+        assert city.encode({"city": ["7", ""] * rows})[1].bag_offsets().diff().tolist() == [1, 0] * rows
+
+
 @pytest.mark.parametrize(
     ("separator", "text"),
     [

@@ -290,11 +290,16 @@ class Converter:
         return value
 
     def category(self, raw: pl.Series, type: ValueType = "auto") -> pl.Series:
-        """Return categories as ``Int64`` or ``String``, or as ``UInt64`` if the raw column is; null where missing."""
+        """Return categories as ``Int64`` or ``String``, or as ``UInt64`` if the raw column is; null where missing.
+
+        An empty text is missing in every format, because text files cannot tell the two apart.
+        """
         if type == "text":
             return self.category(raw).cast(pl.String)
         if raw.dtype in TEXT_TYPES:
             text = raw.cast(pl.String)
+            if (text == "").any():
+                text = text.to_frame().select(pl.when(pl.first() != "").then(pl.first())).to_series()
             return text if type == "auto" else self._integers(raw, integers_from_text(text), text.is_null(), _INTEGER)
         if raw.dtype == pl.UInt64:
             return raw

@@ -42,6 +42,8 @@ _POLARS_TYPES: Mapping[type, Any] = {float: pl.Float64, int: pl.Int64, str: pl.S
 """Python types whose columns Polars converts correctly."""
 _Family: TypeAlias = Literal["", "nothing", "text", "integer", "real", "date", "list"]
 _NoneType = type(None)
+# Categories that are missing values.
+_MISSING = (None, "")
 _NUMBER_TYPES, _SEQUENCES = frozenset((float, int, _NoneType)), frozenset((list, tuple))
 
 
@@ -457,11 +459,12 @@ def _plain_values(columns: Sequence[Sequence[Any]], group: _Group) -> tuple[list
     1.
     """
     cells, counts = list(chain.from_iterable(columns[group.singles])), None
-    if not {group.type}.issuperset(kinds := set(map(type, cells))):
-        if not kinds <= {group.type, _NoneType}:
-            raise _NotPlain
-        counts = [int(cell is not None) for cell in cells]
-        cells = [cell for cell in cells if cell is not None]
+    kinds = set(map(type, cells))
+    if not kinds <= {group.type, _NoneType}:
+        raise _NotPlain
+    if _NoneType in kinds or (group.type is str and "" in cells):
+        counts = [int(cell not in _MISSING) for cell in cells]
+        cells = [cell for cell in cells if cell not in _MISSING]
     if group.lists:
         bags = [_plain_items(cell, feature) for place, feature in group.lists for cell in columns[place]]
         counts = ([1] * len(cells) if counts is None else counts) + list(map(len, bags))
