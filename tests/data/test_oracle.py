@@ -169,7 +169,8 @@ def bag(case: Case, feature: SparseFeature, number: int) -> list[Any]:
     earlier = [
         (other[time], place, other[feature.of])
         for place, other in enumerate(case.rows)
-        if other[user] == row[user] and other[time] < row[time] and other["click"] and other[feature.of] not in (None, "")
+        if (other[user] == row[user] and other[time] < row[time])
+        and (other["click"] and other[feature.of] not in (None, ""))
     ]
     return [value for _, _, value in sorted(earlier, key=lambda event: event[:2])][-feature.max_length :]
 

@@ -301,3 +301,13 @@ def test_features_that_reveal_the_label_are_named(values: Any, text: str, certai
 
 
 HOUR, DAY = 3600, 86_400
+
+
+def test_empty_texts_of_parquet_are_missing_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    users = ["" if not each else f"u{each}" for each in picks([0, *range(1, 200)] + [0] * 80)]
+    log, recipe = tmp_path / "log.parquet", tmp_path / "log.yaml"
+    pl.DataFrame({"user_id": users, "item": picks(["", "a", "b"], 4), "click": CLICKS}).write_parquet(log)
+    assert main(["init", str(log), "-o", str(recipe)]) == 0
+    assert "missing in 30% of rows" in capsys.readouterr().out
+    assert main(["prepare", "-q", str(recipe), f"data.path={tmp_path / 'data'}"]) == 0
+    assert Dataset.open(tmp_path / "data").vocabularies["item"].values == 2

@@ -113,7 +113,8 @@ def read_sample(paths: tuple[str, ...]) -> LogSample:
     sample = _table(paths, files) if _is_table(files) else _text(paths, files)
     if not sample.frame.height:
         raise no_rows(files[0])
-    return sample
+    texts = pl.col(pl.String)  # an empty text is missing, as in `Converter.category`
+    return replace(sample, frame=sample.frame.with_columns(pl.when(texts != "").then(texts)))
 
 
 def _with_written_numbers(sample: LogSample, delimiter: str) -> LogSample:
