@@ -38,6 +38,26 @@ def test_kernels_are_cached_in_a_private_temporary_directory_and_this_is_said_on
     assert list(folder.rglob("*.nbc"))
 
 
+def test_kernels_of_a_directory_that_cannot_be_written_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image compiles them, and its root is read-only when it runs."""
+    shipped, temporary = tmp_path / "shipped", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(config, "CACHE_DIR", str(shipped))
+    assert njit(cache=True)(doubled)(3) == 6
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(shipped))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    kernel_cache.choose_cache()  # a warning would be an error
+    assert Path(config.CACHE_DIR).parent == temporary
+    again = njit(cache=True)(doubled)
+    assert again(3) == 6
+    assert sum(again.stats.cache_hits.values()) == 1
+    assert njit(cache=True)(doubled)(1.5) == 3.0
+    assert len(list(temporary.rglob("*.nbc"))) == 2
+    assert len(list(shipped.rglob("*.nbc"))) == 1
+
+
 @pytest.mark.parametrize("others", ["may write", "own a link"])
 def test_a_directory_that_others_may_write_is_not_used(tmp_path: Path, others: str) -> None:
     """Numba unpickles what it finds there."""

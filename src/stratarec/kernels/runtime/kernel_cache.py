@@ -1,7 +1,8 @@
 """Directory in which Numba caches compiled kernels.
 
 Numba writes next to the source or into the user's home. In a container neither may be writable, and Numba then refuses
-to compile. Kernels are cached in the directory of temporary files instead, or not at all.
+to compile. Kernels are cached in the directory of temporary files instead, or not at all. Kernels that an image brings
+in a directory that cannot be written, the one of NUMBA_CACHE_DIR, are linked from there.
 
 Numba unpickles what it finds in its cache, so the directory must be the user's own: others must not be able to write
 there.
@@ -14,6 +15,7 @@ import stat
 import sys
 import tempfile
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -65,10 +67,25 @@ def _private() -> Path | None:
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
     if not is_own or not _is_writable(folder):
         return None
-    if is_new:
+    if is_new and not _link_shipped(folder):
         warnings.warn(
             f"compiled kernels are cached in {folder}, because neither the package nor the home directory is "
             "writable; set NUMBA_CACHE_DIR to choose another directory",
             stacklevel=2,
         )
     return folder
+
+
+def _link_shipped(folder: Path) -> bool:
+    """Link the kernels of NUMBA_CACHE_DIR into `folder`; return whether there are any.
+
+    Numba replaces files and never writes into them, so links serve as well as copies.
+    """
+    shipped = Path(os.environ.get("NUMBA_CACHE_DIR", os.devnull)).absolute()
+    kernels = list(shipped.rglob("*.nb[ic]"))
+    for kernel in kernels:
+        link = folder / kernel.relative_to(shipped)
+        link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # another process has compiled it in the meantime
+            link.symlink_to(kernel)
+    return bool(kernels)
