@@ -1,9 +1,11 @@
-"""Test the module of Numba's private interfaces."""
+"""Test the module of Numba's private interfaces, and what Numba needs of the system."""
 
 from __future__ import annotations
 
 import runpy
+from ctypes.util import find_library
 
+import forked
 import pytest
 from numba.core.dispatcher import Dispatcher
 
@@ -17,3 +19,15 @@ def test_a_numba_without_a_private_interface_is_refused_with_the_range_that_has_
     monkeypatch.delattr(Dispatcher, "get_compile_result")
     with pytest.raises(StrataError, match=r"get_compile_result.*install 'numba"):
         runpy.run_path(numba_private.__file__)
+
+
+@pytest.mark.skipif(find_library("tbb") is not None, reason="the library that the test needs to be absent is installed")
+def test_a_system_without_a_library_of_threads_is_refused() -> None:
+    code = (
+        "from stratarec.kernels.runtime import threads\n"
+        "threads.numba.config.THREADING_LAYER = 'tbb'  # as absent as libgomp is in a small container\n"
+        "threads.use_torch_threads()\n"
+    )
+    result = forked.python(code)
+    assert result.returncode == 1
+    assert "StrataError: Numba cannot start threads" in result.stderr

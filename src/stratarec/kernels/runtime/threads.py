@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import numba
 import torch
 
+from stratarec.errors import StrataError
 from stratarec.kernels.runtime.cores import cores
 
 numba.config.THREADING_LAYER = "threadsafe"
@@ -70,9 +71,21 @@ def threads_for(rows: int) -> int:
 
 
 def use_torch_threads() -> int:
-    """Set the number of threads of Numba's own parallel kernels to `team_threads` and return it."""
+    """Set the number of threads of Numba's own parallel kernels to `team_threads` and return it.
+
+    Raises
+    ------
+    StrataError
+        If the system lacks GNU's OpenMP library; torch brings its own, which Numba cannot use.
+    """
     threads, before = team_threads(), torch.get_num_threads()
-    numba.set_num_threads(threads)
+    try:
+        numba.set_num_threads(threads)
+    except ValueError as error:
+        raise StrataError(
+            "Numba cannot start threads, because the system has no libgomp.so.1; install it, on Debian and Ubuntu "
+            "by `apt-get install libgomp1`"
+        ) from error
     if torch.get_num_threads() != before:
         # When Numba starts its threads, it sets OpenMP's number of threads. torch uses this number too, and with
         # another number its matrix products have other bits.
