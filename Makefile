@@ -26,6 +26,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --no-deps -e . # refuses a wrong version of Python before anything large is downloaded
 	$(PIP) "$(TORCH)"
 	$(PIP) -e ".[dev]"
 	touch $@
