@@ -87,13 +87,18 @@ def archive_faults(first: list[Path], second: list[Path]) -> Iterator[str]:
 
 
 def licenses() -> dict[str, str]:
-    """Return name -> license of all installed dependencies, direct or not."""
+    """Return name -> license of all installed dependencies, direct or not.
+
+    NVIDIA's libraries are left out: only torch's build for CUDA brings them, and everything runs without it.
+    """
     waiting = [Requirement(str(line)) for line in project()["dependencies"]]  # type: ignore[attr-defined]
     found: dict[str, str] = {}
     while waiting:
         requirement = waiting.pop()
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()
-        if name in found or not (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+        if name in found or name.startswith(("cuda-", "nvidia-")):
+            continue
+        if not (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
             continue
         try:
             package = distribution(name)
@@ -153,13 +158,12 @@ def readme_faults(python: str, wheel: Path, torch: str) -> Iterator[str]:
             return
         work = folder / "work"
         work.mkdir()
-        subprocess.run([inside, ROOT / "examples" / "make_log.py"], check=True, cwd=work)
-        for command in readme_commands():
-            words = (
-                [inside, "-c", command[1]] if command[0] == "python" else [inside.with_name(command[0]), *command[1:]]
-            )
+        # With PYTHONPATH, the checkout could be tested instead of the wheel.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        for command in (["python", str(ROOT / "examples" / "make_log.py")], *readme_commands()):
             start = time.monotonic()
-            done = subprocess.run(words, check=False, cwd=work, capture_output=True, text=True)
+            words = [inside.with_name(command[0]), *command[1:]]
+            done = subprocess.run(words, check=False, cwd=work, env=environment, capture_output=True, text=True)
             shown = " ".join(command[:3]).partition("\n")[0]
             print(f"{python}: {shown}: exit code {done.returncode}, {time.monotonic() - start:.0f} s", flush=True)
             if done.returncode:
@@ -168,10 +172,10 @@ def readme_faults(python: str, wheel: Path, torch: str) -> Iterator[str]:
 
 
 def readme_commands() -> Iterator[list[str]]:
-    """Yield the words of each command of README.md in order; those of Python code are `python` and the code."""
+    """Yield the words of each command of README.md in order; Python code is a command of `python`."""
     for language, text in re.findall(r"^```(shell|python)\n(.*?)^```", (ROOT / "README.md").read_text(), BLOCK):
         if language == "python":
-            yield [language, text]
+            yield [language, "-c", text]
         else:
             yield from (words for line in text.splitlines() if (words := shlex.split(line, comments=True)))
 
