@@ -32,8 +32,6 @@ from stratarec.training.trainer import Trainer
 if TYPE_CHECKING:
     from stratarec.cli.tune.study import Best
 
-pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'stratarec[tune]'")
-
 SPACE = ("train.dense.learning_rate=log(1e-4,1e-1)", "train.batch_size=choice(64,128)")
 
 
