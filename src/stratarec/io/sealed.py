@@ -95,9 +95,11 @@ def _unsealed(
     """Check format and seal of JSON data, and return the data without the seal."""
     number = content.get("format")
     if number != version or isinstance(number, bool):
-        newer = isinstance(number, int) and not isinstance(number, bool) and number > version
-        by = ", which a newer version of StrataRec writes" if newer else ""
-        raise error(f"{origin}: format {_short(number)}{by}, expected {version}; {advice}")
+        text = f"{origin}: format {_short(number)}"
+        if isinstance(number, int) and not isinstance(number, bool) and number > version:
+            # `advice` may be to write the file again, which would lose what the newer version wrote.
+            raise error(f"{text}, which a newer version of StrataRec writes, expected {version}; upgrade StrataRec")
+        raise error(f"{text}, expected {version}; {advice}")
     if content.pop(_SEAL, None) != content_hash(content):
         raise error(f"{origin} was changed after it was written: its hash does not match; {advice}")
     return content
