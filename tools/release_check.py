@@ -167,6 +167,7 @@ def readme_faults(python: str, wheel: Path, torch: str) -> Iterator[str]:
             shown = " ".join(command[:3]).partition("\n")[0]
             print(f"{python}: {shown}: exit code {done.returncode}, {time.monotonic() - start:.0f} s", flush=True)
             if done.returncode:
+                print(done.stderr[-2000:], flush=True)
                 yield f"{python}: {shown}: {done.stderr[-500:]}"
                 return
 
