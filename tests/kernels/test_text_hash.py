@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import xxhash
@@ -24,3 +29,34 @@ def test_hashes_match_the_library() -> None:
 
 def test_no_text_has_no_hash() -> None:
     assert hash_texts(np.frombuffer(b"\0", dtype=np.uint8), np.zeros(1, dtype=np.int64)).shape == (0,)
+
+
+CALLED_BY_A_BODY = """
+import numpy as np
+from numba import njit
+from stratarec.kernels.raw_values.text_hash import hash_text
+from stratarec.kernels.runtime.outline import BODY
+
+@njit(**{**BODY, "cache": False})
+def body(content, hashes):
+    hashes[0] = hash_text(content, 0, len(content))
+
+@njit
+def kernel(content, hashes):
+    body(content, hashes)
+
+hashes = np.empty(1, np.uint64)
+kernel(np.zeros(300, np.uint8), hashes)
+print(hashes[0])
+"""
+
+
+@pytest.mark.slow
+def test_hashes_are_compiled_first_for_a_caller_that_counts_no_references(tmp_path: Path) -> None:
+    """So does a service whose columns are integers, on a machine where no kernel was compiled."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-c", CALLED_BY_A_BODY], check=False, capture_output=True, text=True, env=environment
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert int(result.stdout) == xxhash.xxh3_64_intdigest(bytes(300))

@@ -139,7 +139,8 @@ def hash_text(content, first, end):
     return _avalanche_64(_secret_pair(56))
 
 
-@njit(nogil=True, cache=True)
+# Counts references, because it allocates. Otherwise Numba takes this option from the function that is compiled first.
+@njit(nogil=True, cache=True, _nrt=True)
 def _hash_long(content, first, end):
     sums = np.empty(8, dtype=np.uint64)
     sums[0], sums[5], sums[6], sums[7] = _PRIMES_32[2], _PRIMES_32[1], _PRIMES[4], _PRIMES_32[0]
