@@ -91,7 +91,6 @@ EXPLANATIONS = {
     "PrepareConfig.vocabulary": "explanation/ranked-ids.md",
     "PrepareConfig.shard_samples": "how-to/slow-or-wrong.md#it-runs-out-of-memory",
     "PrepareConfig.groups": "explanation/deduplication.md",
-    "_PublicConfig": f"{_RECIPES}#no-log-yet-to-try-or-to-measure",
     "ClicksConfig": "how-to/click-logs.md",
     "ClicksConfig.contexts": f"{_RECIPES}#only-clicks-not-what-was-shown",
     "ClicksConfig.popularity_window": f"{_RECIPES}#only-clicks-not-what-was-shown",

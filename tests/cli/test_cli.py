@@ -94,11 +94,11 @@ MISTAKES = [
     (["prepare", "r.yaml", "data.path=folder"], "folder data"),
     (["prepare", "r.yaml", "data.source.samples=10"], "data/tiny data.source.samples = 3000 10"),
     (
-        ["prepare", "r.yaml", "data.path=new", "data.source={kind: criteo, paths: ['gs://bucket/day_*.gz']}"],
+        ["prepare", "r.yaml", "data.path=new", "data.source={kind: csv, paths: ['gs://bucket/day_*.gz']}"],
         "gs://bucket/day_*.gz gs:// gcsfs",
     ),
     (
-        ["prepare", "r.yaml", "data.path=new", "data.source={kind: criteo, paths: [foo://bucket/log]}"],
+        ["prepare", "r.yaml", "data.path=new", "data.source={kind: csv, paths: [foo://bucket/log]}"],
         "data.source.paths foo://bucket/log",
     ),
     (["evaluate", "empty"], "recipe.json directory"),

@@ -121,5 +121,5 @@ def test_a_log_of_a_package_is_prepared_trained_scored_and_continued(tmp_path: P
 
 @pytest.mark.usefixtures("registered")
 def test_a_registered_kind_of_log_is_listed_with_the_others(tmp_path: Path) -> None:
-    with refuses(ConfigError, "data.source.kind orcs avazu clicks criteo csv orc parquet synthetic"):
+    with refuses(ConfigError, "data.source.kind orcs clicks csv orc parquet synthetic"):
         Recipe.from_dict(content(tmp_path, "orcs"))

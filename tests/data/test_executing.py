@@ -19,7 +19,7 @@ from stratarec.data.prepare.executor import LEASE, Stage, grant, leased, revoke,
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks import ClicksConfig
-from stratarec.data.sources.csv import CriteoConfig, CsvConfig
+from stratarec.data.sources.csv import CsvConfig
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.errors import StorageError
@@ -83,8 +83,6 @@ def write_logs(root: Path) -> None:
         part = rows[number * 1000 : number * 1000 + 1000]
         part.write_csv(root / f"log{number}.csv")
         part.write_parquet(root / f"log{number}.parquet", row_group_size=150)
-    line = "1\t" + "\t".join(["5"] * 13 + ["a"] * 26) + "\n0\t" + "\t".join(["4"] * 13 + ["b"] * 26) + "\n"
-    (root / "criteo.txt").write_text(line * 2000)
 
 
 def sources(root: Path) -> dict[str, Any]:
@@ -92,7 +90,6 @@ def sources(root: Path) -> dict[str, Any]:
         "csv": CsvConfig(paths=(f"{root}/*.csv",), schema=SCHEMA),
         "plain parquet": ParquetConfig(paths=(f"{root}/*.parquet",), schema=PLAIN),
         "parquet": ParquetConfig(paths=(f"{root}/log1.parquet",), schema=SCHEMA),
-        "criteo": CriteoConfig(paths=(f"{root}/criteo.txt",)),
         "clicks": ClicksConfig(paths=(f"{root}/*.parquet",), negatives=2, negative_window="12h"),
         "synthetic": SyntheticConfig(samples=3000, scale=0.0005),
     }
@@ -107,7 +104,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     [
         "csv",
         "parquet",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("plain parquet", "criteo", "clicks", "synthetic")),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("plain parquet", "clicks", "synthetic")),
     ],
 )
 def test_pieces_give_the_same_bytes_in_any_order_and_when_repeated(tmp_path: Path, kind: str) -> None:

@@ -24,7 +24,8 @@ from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.sources.csv import CriteoConfig
+from stratarec.data.schema import Schema, SparseFeature
+from stratarec.data.sources.csv import CsvConfig
 from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.sealed import write_sealed
@@ -160,7 +161,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("data.vocabulary.overrides={C1: {min_count: 2}}", "data.vocabulary.overrides.C1 is"),
         ("data.source.samples=6001", "data.source.samples is 6001"),
         ("data.groups=none", "data.groups is 'none'"),
-        ("data.source={kind: criteo, paths: [x]}", "data.source.kind is 'criteo'"),
+        ("data.source={kind: csv, paths: [x]}", "data.source.kind is 'csv'"),
     ],
 )
 def test_a_recipe_for_other_data_is_refused(
@@ -175,13 +176,14 @@ def test_a_recipe_for_other_data_is_refused(
 
 
 def text_log(path: Path, first: int = 0) -> None:
-    lines = ["\t".join([str(i % 2), *["1"] * 13, f"v{first + i % 7}", *["x"] * 25]) for i in range(300)]
+    lines = ["label\tC1", *(f"{i % 2}\tv{first + i % 7}" for i in range(300))]
     path.parent.mkdir(exist_ok=True)
     path.write_text("\n".join(lines))
 
 
 def text_config(root: Path, *logs: str, **changes: Any) -> PrepareConfig:
-    source = CriteoConfig(paths=tuple(str(root / log) for log in logs))
+    schema = Schema(sparse=(SparseFeature(name="C1"),))
+    source = CsvConfig(paths=tuple(str(root / log) for log in logs), schema=schema)
     return PrepareConfig(source=source, path=str(root / "data"), vocabulary=VocabularyConfig(min_count=1), **changes)
 
 

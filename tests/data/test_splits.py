@@ -16,7 +16,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature, TimeUnit
-from stratarec.data.sources.csv import CriteoConfig
+from stratarec.data.sources.csv import CsvConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError, DataError
@@ -49,10 +49,10 @@ def timed_config(root: Path, times: list[int], split: SplitConfig, unit: TimeUni
 
 def test_by_file_all_rows_of_a_file_are_in_its_split(tmp_path: Path) -> None:
     for day, rows in enumerate((30, 40, 20, 50)):
-        lines = ["\t".join([str(i % 2), *["1"] * 13, f"day{day}", *["x"] * 25]) for i in range(rows)]
+        lines = ["label\tC1", *(f"{i % 2}\tday{day}" for i in range(rows))]
         (tmp_path / f"day_{day}.tsv").write_text("\n".join(lines))
     split = SplitConfig(by="file", valid="day_0*", test=("none", str(tmp_path / "day_[23].tsv")))
-    source = CriteoConfig(paths=(str(tmp_path / "day_*.tsv"),))
+    source = CsvConfig(paths=(str(tmp_path / "day_*.tsv"),), schema=Schema(sparse=(SparseFeature(name="C1"),)))
     limits = VocabularyConfig(min_count=1)
     config = PrepareConfig(source=source, path=str(tmp_path / "data"), split=split, vocabulary=limits, shard_samples=60)
     dataset = prepare(config)

@@ -18,21 +18,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
+import stratarec
 from errors import missing, refuses
 from stratarec.data.columns.converter import OnBadRow
 from stratarec.data.sources import text
-from stratarec.data.sources.base import ChunkShare
-from stratarec.data.sources.csv import AVAZU_CATEGORIES, AvazuConfig, AvazuSource, CriteoConfig, CriteoSource, CsvSource
+from stratarec.data.sources.base import ChunkShare, View
+from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.files import expand
 from stratarec.errors import DataError
+from stratarec.recipe import Recipe
+
+# Public logs: the first is tab-separated without a header, the second has a header and a column of hours.
+RECIPES = Path(stratarec.__file__).parent / "recipes"
+CRITEO, AVAZU = (
+    Recipe.load(RECIPES / f"{name}.yaml", ["data.source.max_line_bytes=1048576"]).data.source
+    for name in ("criteo", "avazu")
+)
+assert isinstance(CRITEO, CsvConfig)
+assert isinstance(AVAZU, CsvConfig)
+AVAZU_CATEGORIES = [name for name in AVAZU.schema.names if not name.startswith("hour.")]
 
 
 def line(label: str = "1", dense: str = "5", sparse: str = "a9", fields: int = 40) -> bytes:
     return "\t".join([label, *[dense] * 13, *[sparse] * 26][:fields]).encode()
 
 
-def source(path: Path, on_bad_row: OnBadRow = "error", block_bytes: int = 1 << 20) -> CriteoSource:
-    return CriteoSource(CriteoConfig(paths=(str(path),)), on_bad_row, block_bytes)
+def source(path: Path, on_bad_row: OnBadRow = "error", block_bytes: int = 1 << 20) -> CsvSource:
+    return CsvSource(CRITEO.of_file(str(path)), on_bad_row, block_bytes)
 
 
 def read(source: CsvSource) -> pl.DataFrame:
@@ -62,6 +74,29 @@ def test_a_bad_row_is_named_or_skipped(tmp_path: Path, bad: bytes, message: str)
     assert not missing(message, chunk.bad_examples[0])
 
 
+def test_a_log_to_score_without_a_header_may_lack_the_label(tmp_path: Path) -> None:
+    path = tmp_path / "log.tsv"
+    path.write_bytes(line() + b"\n" + line("0") + b"\n")
+    (tmp_path / "bare.tsv").write_bytes(line().partition(b"\t")[2] + b"\n")
+    for name, labelled in ((path.name, True), ("bare.tsv", False)):
+        scored = CsvSource(
+            CRITEO.of_file(str(tmp_path / name)), "error", view=View(schema=CRITEO.schema, label=labelled)
+        )
+        assert ("label" in scored.column_names()) == labelled
+        assert read(scored)["C26"].unique().to_list() == ["a9"]
+    with refuses(DataError, "39 fields 40"):
+        read(source(tmp_path / "bare.tsv"))
+
+
+def test_hours_are_two_features_and_the_time(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_bytes(LONG)
+    frame = read(avazu(tmp_path / "log.csv"))
+    hours = [number % 24 for number in range(400)]
+    assert frame["hour.hour"].to_list() == hours
+    assert set(frame["hour.weekday"]) == {2}  # 2014-10-21 is a Tuesday
+    assert frame["hour"].to_list() == [1413849600 + 3600 * hour for hour in hours]
+
+
 @settings(deadline=None, max_examples=75)
 @given(st.lists(st.one_of(st.just(line()), st.just(line("0", "")), st.binary(max_size=60)), min_size=1, max_size=12))
 def test_any_bytes_give_rows_or_a_data_error(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
@@ -75,8 +110,8 @@ def test_any_bytes_give_rows_or_a_data_error(tmp_path_factory: pytest.TempPathFa
     assert good >= sum(text in (line(), line("0", "")) for text in content.split(b"\n"))
 
 
-def avazu(path: Path, on_bad_row: OnBadRow = "error", block_bytes: int = 1 << 20) -> AvazuSource:
-    return AvazuSource(AvazuConfig(paths=(str(path),)), on_bad_row, block_bytes)
+def avazu(path: Path, on_bad_row: OnBadRow = "error", block_bytes: int = 1 << 20) -> CsvSource:
+    return CsvSource(AVAZU.of_file(str(path)), on_bad_row, block_bytes)
 
 
 AVAZU_HEADER = ",".join(["id", "click", "hour", *AVAZU_CATEGORIES]).encode()
@@ -173,14 +208,14 @@ def test_a_line_without_an_end_is_refused_before_it_is_read(
     began = time.monotonic()
     for use in (lambda source: source.estimate_rows(), lambda source: list(source.chunks(tmp_path))):
         with refuses(DataError, "line 1 1,048,576 data.source.max_line_bytes"):
-            use(CriteoSource(CriteoConfig(paths=(str(path),)), "error"))
+            use(CsvSource(CRITEO.of_file(str(path)), "error"))
     assert time.monotonic() - began < 10
     assert decompressed_bytes <= 2 * text.BLOCK_BYTES + (4 << 20)
 
 
 def test_a_file_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "log.tsv").write_text("1" + "\t" * 39)
-    source = CriteoSource(CriteoConfig(paths=(str(tmp_path / "log.tsv"),)), "error")
+    source = CsvSource(CRITEO.of_file(str(tmp_path / "log.tsv")), "error")
     (tmp_path / "log.tsv").unlink()
     os.mkfifo(tmp_path / "log.tsv")
     for use in (lambda: list(source.chunks(tmp_path)), source.fingerprint):

@@ -9,15 +9,7 @@ from stratarec.config.choices import Sections
 from stratarec.data.columns.converter import OnBadRow
 from stratarec.data.sources.base import Chunk, LogConfig, RowsConfig, RowsSource, Source, View
 from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
-from stratarec.data.sources.csv import (
-    CRITEO,
-    AvazuConfig,
-    AvazuSource,
-    CriteoConfig,
-    CriteoSource,
-    CsvConfig,
-    CsvSource,
-)
+from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.files import expand
 from stratarec.data.sources.formats import compression_of, is_text, table_format
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
@@ -53,18 +45,10 @@ def _open_parquet(config: ParquetConfig, on_bad_row: OnBadRow, view: View | None
     return ParquetSource(config, on_bad_row, view)
 
 
-def _open_criteo(config: CriteoConfig, on_bad_row: OnBadRow, view: View | None) -> RowsSource:
-    if _format(config.paths) == "table":
-        return ParquetSource(ParquetConfig(paths=config.paths, schema=CRITEO), on_bad_row, view)
-    return CriteoSource(config, on_bad_row, view=view)
-
-
 SOURCES = Registry(
     "source",
     {
-        "avazu": LogKind(AvazuConfig, lambda config, on_bad_row, view: AvazuSource(config, on_bad_row, view=view)),
         "clicks": LogKind(ClicksConfig, ClicksSource),
-        "criteo": LogKind(CriteoConfig, _open_criteo),
         "csv": LogKind(CsvConfig, _open_csv),
         "parquet": LogKind(ParquetConfig, _open_parquet),
         "synthetic": LogKind(SyntheticConfig, lambda config, on_bad_row, split: SyntheticSource(config, on_bad_row)),

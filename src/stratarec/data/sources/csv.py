@@ -1,11 +1,8 @@
-"""Logs in CSV, TSV and JSON lines: any columns by a schema in the recipe, and the public logs of Criteo and Avazu.
+"""Logs in CSV, TSV and JSON lines, with any columns by a schema in the recipe.
 
 Text has no types, so types follow from the schema: the label, dense columns and times are numbers (or words and dates),
 and a category is text unless the schema says integer. Types are not guessed from values, because a column with numbers
 in the first gigabyte may have other text in the last.
-
-Criteo display advertising logs (Kaggle and Terabyte) are tab-separated without a header: label, 13 integers, 26 hashed
-categories. Avazu click logs are CSV with a header, all columns categorical, the hour as YYMMDDHH.
 """
 
 from __future__ import annotations
@@ -15,15 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import polars as pl
 
 from stratarec.data.columns.converter import BadRows, Converter, OnBadRow, check_present
-from stratarec.data.columns.text_values import parse_times
-from stratarec.data.schema import DenseFeature, LabelRule, Schema, SparseFeature
+from stratarec.data.schema import LabelRule, Schema
 from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, RowsConfig, Size, View, chunk_index, set_size
 from stratarec.data.sources.files import STANDARD_INPUT, InputFile, expand, fingerprint, no_rows
 from stratarec.data.sources.formats import bare_name
@@ -95,12 +91,11 @@ class CsvSource:
     """Rows of text files in file order; the number of a row is the line on which it begins."""
 
     divisible = True
-    kind = "csv"
 
     def __init__(
         self, config: CsvConfig, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES, view: View | None = None
     ) -> None:
-        self._view = view or View(schema=config.schema)
+        self._view, self._is_scored = view or View(schema=config.schema), view is not None
         self.schema, self._config = self._view.schema, config
         self._on_bad_row, self._block_bytes = on_bad_row, block_bytes
         self._files = expand(config.paths)
@@ -116,7 +111,7 @@ class CsvSource:
         if _is_json(self._config, file):
             return list(first_json_values(content))
         header = self._header(file, content)
-        if self.kind == "csv" and not set(header.names) & set(self._names):
+        if not set(header.names) & set(self._names):
             check_present(header.names, self._names[-1:], file.path, self._advice())
         return header.names
 
@@ -133,7 +128,7 @@ class CsvSource:
 
         A log to score may have another format than the log of the recipe. If the recipe's delimiter yields none of the
         schema's names, other delimiters are tried, and a header is recognized even if the recipe says that there is
-        none."""
+        none. A log to score may also lack the labels, which the number of its fields shows."""
         config, names = self._config, set(self._names)
         default = _delimiter(config, file)
         if default == config.quote:
@@ -144,9 +139,13 @@ class CsvSource:
                 header = _Header(delimiter, *read_header(content, file.path, delimiter, config.quote))
                 if names <= set(header.names) if config.columns else names & set(header.names):
                     return header
-        if config.columns:
+        if config.columns and not self._is_scored:
             return _Header(default, list(config.columns), 0, 0)
-        return _Header(default, *read_header(content, file.path, default, config.quote))
+        header = _Header(default, *read_header(content, file.path, default, config.quote))
+        if not config.columns:
+            return header
+        unlabelled = [name for name in config.columns if name not in self.schema.label_columns]
+        return _Header(default, unlabelled if len(header.names) == len(unlabelled) else list(config.columns), 0, 0)
 
     def _blocks(self, file: InputFile, block_bytes: int) -> Iterator[Block]:
         config = self._config
@@ -157,7 +156,7 @@ class CsvSource:
         return estimate_rows(self._files, self._config.max_line_bytes, self._config.encoding)
 
     def fingerprint(self) -> dict[str, object]:
-        return {"kind": self.kind, "files": fingerprint(self._files), "block_bytes": self._block_bytes}
+        return {"kind": "csv", "files": fingerprint(self._files), "block_bytes": self._block_bytes}
 
     def chunks(self, workspace: Path, share: ChunkShare = ALL_CHUNKS) -> Iterator[Chunk]:
         """Yield a chunk for each block of the share; other blocks are read but not parsed."""
@@ -221,7 +220,7 @@ class CsvSource:
 
     def _advice(self) -> str:
         """Return the advice at the end of an error about a header that has none of the schema's columns."""
-        if self.kind != "csv" or self._config.columns:
+        if self._config.columns:
             return ""
         return (
             "; if the first line is a row, write a header before it, or name the fields in data.source.columns of the "
@@ -238,7 +237,7 @@ class CsvSource:
             frame, lines = reader.parse(task.content, task.numbers, dict(self._types), bad)
             values = frame
         converter = Converter(reader.path, lines, bad, from_text=True, optional_user=self._view.optional_user)
-        columns = converter.good_rows(pl.DataFrame(self._columns(values, converter)))
+        columns = converter.good_rows(pl.DataFrame(converter.columns(values, self.schema)))
         if not bad.count:
             self._learn_types(frame)
         return Chunk(
@@ -251,10 +250,6 @@ class CsvSource:
             bad_examples=tuple(bad.examples),
             passed_through=converter.passed_through(frame, self._view.pass_through),
         )
-
-    def _columns(self, frame: pl.DataFrame, converter: Converter) -> dict[str, pl.Series]:
-        """Return columns with their final types; bad rows are still included."""
-        return converter.columns(frame, self.schema)
 
     def _check_integers(self, reader: Delimited, content: bytes) -> None:
         """If a field has leading zeros, read integers as text from this block on: Polars would read 007 as 7.
@@ -368,100 +363,3 @@ def _is_json(config: CsvConfig, file: InputFile) -> bool:
 def _delimiter(config: CsvConfig, file: InputFile) -> str:
     is_tsv = config.format == "tsv" or (config.format == "auto" and bare_name(file.path).endswith(_TSV_SUFFIXES))
     return config.delimiter or ("\t" if is_tsv else ",")
-
-
-CRITEO_DENSE = tuple(f"I{i}" for i in range(1, 14))
-CRITEO_SPARSE = tuple(f"C{i}" for i in range(1, 27))
-AVAZU_CATEGORIES = (
-    "C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category", "device_id",
-    "device_ip", "device_model", "device_type", "device_conn_type", "C14", "C15", "C16", "C17", "C18", "C19", "C20",
-    "C21",
-)  # fmt: skip
-
-CRITEO = Schema(
-    label="label",
-    dense=tuple(DenseFeature(name=name) for name in CRITEO_DENSE),
-    sparse=tuple(SparseFeature(name=name) for name in CRITEO_SPARSE),
-)
-AVAZU = Schema(
-    label="click",
-    sparse=tuple(SparseFeature(name=name) for name in (*AVAZU_CATEGORIES, "hour_of_day", "weekday")),
-    time="time",
-)
-# Columns of an Avazu log. The column hour becomes two features and the time.
-_AVAZU_COLUMNS = Schema(label="click", sparse=tuple(SparseFeature(name=name) for name in (*AVAZU_CATEGORIES, "hour")))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PublicConfig(RowsConfig):
-    max_line_bytes: Annotated[int, Size("data.source.max_line_bytes")] = 1 << 20
-    """Longest line: memory holds a line."""
-
-    def __post_init__(self) -> None:
-        set_size(self, "max_line_bytes", "data.source.max_line_bytes")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CriteoConfig(_PublicConfig):
-    """Paths of a Criteo log."""
-
-    kind: Literal["criteo"] = "criteo"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AvazuConfig(_PublicConfig):
-    """Paths of an Avazu log."""
-
-    kind: Literal["avazu"] = "avazu"
-
-
-class CriteoSource(CsvSource):
-    """Rows of a Criteo log in file order; it has no sessions, users or times."""
-
-    kind = "criteo"
-
-    def __init__(
-        self, config: CriteoConfig, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES, view: View | None = None
-    ) -> None:
-        csv_config = CsvConfig(
-            paths=config.paths,
-            schema=CRITEO,
-            format="tsv",
-            quote="",
-            columns=("label", *CRITEO_DENSE, *CRITEO_SPARSE),
-            max_line_bytes=config.max_line_bytes,
-        )
-        super().__init__(csv_config, on_bad_row, block_bytes, view)
-        # A log to score may lack the label. There is no header, so the number of fields shows it.
-        if view is not None:
-            fields = read_header(self._front()[1], self.files[0], "\t", "")[0]
-            if len(fields) == len(csv_config.columns) - 1:
-                self._config = replace(csv_config, columns=csv_config.columns[1:])
-
-
-class AvazuSource(CsvSource):
-    """Rows of an Avazu log in file order; the hour of the day and the weekday are features."""
-
-    kind = "avazu"
-
-    def __init__(
-        self, config: AvazuConfig, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES, view: View | None = None
-    ) -> None:
-        csv_config = CsvConfig(
-            paths=config.paths, schema=_AVAZU_COLUMNS, format="csv", quote="", max_line_bytes=config.max_line_bytes
-        )
-        raw_view = None if view is None else replace(view, schema=_AVAZU_COLUMNS)
-        super().__init__(csv_config, on_bad_row, block_bytes, raw_view)
-        self.schema = AVAZU
-
-    def _columns(self, frame: pl.DataFrame, converter: Converter) -> dict[str, pl.Series]:
-        columns = converter.columns(frame, _AVAZU_COLUMNS)
-        text = columns.pop("hour")
-        hour = parse_times(text, "%y%m%d%H")
-        converter.require(text, hour.is_not_null(), "an hour as YYMMDDHH")
-        derived = {
-            "hour_of_day": hour.dt.hour().cast(pl.Int64),
-            "weekday": hour.dt.weekday().cast(pl.Int64),
-            "time": hour.dt.epoch("s"),
-        }
-        return {**columns, **derived}
