@@ -116,7 +116,8 @@ def cases(draw: st.DrawFn) -> Case:
     if singles and "user" in keys and "time" in keys:
         of = draw(st.sampled_from(singles))
         own = draw(st.sampled_from(["", "", names[-1]]))
-        sparse.append(SparseFeature(name=names.pop(), kind="history", of=of.name, vocabulary=own, max_length=3))
+        limits = {"max_length": 3, "within": draw(st.sampled_from(["", "50s"]))}
+        sparse.append(SparseFeature(name=names.pop(), kind="history", of=of.name, vocabulary=own, **limits))
     dense = tuple(
         DenseFeature(
             name=column(*DENSE[kind]),
@@ -166,11 +167,14 @@ def bag(case: Case, feature: SparseFeature, number: int) -> list[Any]:
     if feature.kind == "multi":
         return [value for value in row[feature.name] or [] if value is not None][: feature.max_length]
     user, time = case.schema.user, case.schema.time
+    oldest = row[time] - int(feature.within.rstrip("s") or 300)
     earlier = [
         (other[time], place, other[feature.of])
         for place, other in enumerate(case.rows)
-        if (other[user] == row[user] and other[time] < row[time])
-        and (other["click"] and other[feature.of] not in (None, ""))
+        if other[user] == row[user]
+        and oldest <= other[time] < row[time]
+        and other["click"]
+        and other[feature.of] not in (None, "")
     ]
     return [value for _, _, value in sorted(earlier, key=lambda event: event[:2])][-feature.max_length :]
 

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from errors import missing, refuses
 from stratarec.data.columns.converter import OnBadRow
-from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
+from stratarec.data.durations import TimeUnit
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.base import ChunkShare
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.errors import DataError, StrataError

@@ -13,9 +13,10 @@ from errors import refuses
 from recipes import log_config
 from stratarec.data.column_names import TIME
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.durations import TimeUnit
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.schema import Schema, SparseFeature, TimeUnit
+from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.csv import CsvConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig

@@ -57,6 +57,7 @@ def make_config(root: Path, kind: str) -> dict[str, object]:
             {"name": "country"},
             {"name": "words", "kind": "multi", "separator": "|"},
             {"name": "before", "kind": "history", "of": "item", "max_length": 5},
+            {"name": "lately", "kind": "history", "of": "item", "max_length": 5, "within": "2h"},
         ],
     }
     name = "log.csv" if kind == "csv" else "log.parquet"
@@ -117,14 +118,17 @@ def scores(place: Path, *arguments: str) -> pl.DataFrame:
 
 def test_rows_without_labels_have_the_history_of_earlier_logs(place: Path) -> None:
     log = pl.read_parquet(place / "log.parquet")
-    later = log.with_columns(pl.col("at") + 200_000).sample(200, seed=1, shuffle=True)
+    later = log.with_columns(at=pl.lit(100_500)).sample(200, seed=1, shuffle=True)
     with_history = scores(place, fresh(place, later.drop("click")), "--history", str(place / name(place, "log")))
     assert "label" not in with_history.columns
     clicked = log.with_row_index("row").filter(pl.col("click") == 1).sort("at", "row")
-    last = {who: part["item"].tail(5).to_list() for (who,), part in clicked.group_by("who", maintain_order=True)}
-    histories = [last.get(who, []) for who in later["who"]]
+    given = later.drop("click", "who", "at")
+    for history, events in (("before", clicked), ("lately", clicked.filter(pl.col("at") >= 100_500 - 7200))):
+        last = {who: part["item"].tail(5).to_list() for (who,), part in events.group_by("who", maintain_order=True)}
+        assert len({len(items) for items in last.values()}) > 1 or history == "before"
+        lists = [last.get(who, []) for who in later["who"]]
+        given = given.with_columns(pl.Series(history, lists, dtype=pl.List(pl.Int64)))
     if "parquet" in place.name:  # text files have no lists
-        given = later.drop("click", "who", "at").with_columns(pl.Series("before", histories, dtype=pl.List(pl.Int64)))
         np.testing.assert_array_equal(scores(place, fresh(place, given))["score"], with_history["score"])
     bare = scores(place, fresh(place, later))
     assert (bare["score"] - with_history["score"]).abs().max() > 1e-4  # type: ignore[operator]

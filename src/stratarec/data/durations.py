@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Literal, TypeAlias
 
-from stratarec.data.schema import TimeUnit
 from stratarec.errors import ConfigError
 
+TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+# A time of 64 bits minus a duration is then a number of 64 bits for all times since 1970.
+_LONGEST = 1 << 62
 PER_SECOND: dict[TimeUnit, int] = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 """Time unit -> number of these units in a second, from the longest unit to the shortest."""
 
@@ -17,7 +20,10 @@ def in_unit(text: str, unit: TimeUnit, field: str) -> int:
     match = re.fullmatch(r"(\d+)\s*([smhdw])", str(text).strip())
     if not match or int(match[1]) == 0:
         raise ConfigError(f"{field} is {text!r}, expected a duration such as 90s, 30m, 1h, 2d or 1w")
-    return int(match[1]) * _SECONDS[match[2]] * PER_SECOND[unit]
+    length = int(match[1]) * _SECONDS[match[2]] * PER_SECOND[unit]
+    if length >= _LONGEST:
+        raise ConfigError(f"{field} is {text!r}, expected less than {_LONGEST:,} {unit}")
+    return length
 
 
 def as_text(length: int, unit: TimeUnit) -> str:

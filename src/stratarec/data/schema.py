@@ -30,11 +30,11 @@ import pydantic
 
 from stratarec.config.validate import check_finite
 from stratarec.data.column_names import check_column, check_name
+from stratarec.data.durations import TimeUnit, in_unit
 from stratarec.errors import ConfigError
 
 SparseKind = Literal["single", "multi", "history", "sequence"]
 DenseTransform = Literal["log1p", "none"]
-TimeUnit = Literal["s", "ms", "us", "ns"]
 ValueType = Literal["auto", "integer", "text"]
 DatePart = Literal["hour", "weekday", "day", "month", "days"]
 Decimal = Literal["", ".", ","]
@@ -145,6 +145,9 @@ class SparseFeature:
     max_length: int = 50
     """Maximum number of values that are kept: the first of ``multi``, the last of ``history`` and ``sequence``. A
     parallel column has the maximum of its main sequence."""
+    within: Annotated[str, pydantic.Field(exclude_if=operator.not_)] = field(default="", repr=False)
+    """For ``history``: age of the oldest event that a history may contain, such as ``30d``, measured at the time of the
+    sample. Empty for events of any age."""
     separator: str = ""
     """For ``multi`` and ``sequence``: string at which text is split; spaces around the parts are removed. If empty, the
     column has lists, or text such as ``[1, 2]``, ``["a", "b"]`` or ``['a', 'b']``."""
@@ -165,6 +168,8 @@ class SparseFeature:
                 f"sparse feature {self.name!r}: a history is stored as a window, not in group {self.group!r}; "
                 "remove `group`"
             )
+        if self.within and self.kind != "history":
+            raise ConfigError(f"sparse feature {self.name!r}: `within` requires kind history; got {self.kind}")
         if self.beside and self.kind != "sequence":
             raise ConfigError(f"sparse feature {self.name!r}: `beside` requires kind sequence; got {self.kind}")
         self._check_weights()
@@ -175,6 +180,10 @@ class SparseFeature:
     def traits(self) -> _KindTraits:
         """Properties of the feature's kind."""
         return _KINDS[self.kind]
+
+    def as_column(self) -> SparseFeature:
+        """Return a history as a column of lists of any length, because it must keep its last values."""
+        return replace(self, kind="multi", of="", within="", max_length=1 << 62)
 
     def _check_weights(self) -> None:
         if self.weights and self.kind != "multi":
@@ -428,6 +437,12 @@ class Schema:
         for feature in self.histories:
             if not self.user or not self.time:
                 raise ConfigError(f"sparse feature {feature.name!r}: kind history needs schema.user and schema.time")
+            self.oldest_event(feature)
+
+    def oldest_event(self, history: SparseFeature) -> int | None:
+        """Return `within` of a history in `time_unit`; None if it has no limit."""
+        field_name = f"sparse feature {history.name!r}: within"
+        return in_unit(history.within, self.time_unit, field_name) if history.within else None
 
     @property
     def label_column(self) -> str:
@@ -526,11 +541,12 @@ class Schema:
 
         Properties that only say how features are read and stored are left out.
         """
-        sparse = ("name", "kind", "vocabulary", "of", "max_length")
+        sparse, optional = ("name", "kind", "vocabulary", "of", "max_length"), ("beside", "within")
         dense = ("name", "column", "transform", "standardize")
         return {
             "sparse": [
-                {key: getattr(feature, key) for key in (*sparse, *(["beside"] if feature.beside else []))}
+                {key: getattr(feature, key) for key in sparse}
+                | {key: value for key in optional if (value := getattr(feature, key))}
                 | ({"weighted": True} if feature.weights else {})
                 for feature in self.sparse
             ],

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from stratarec.config.validate import check_ranges, check_seed
 from stratarec.data.column_names import FILE, ROW
-from stratarec.data.durations import PER_SECOND, as_text, in_unit
+from stratarec.data.durations import PER_SECOND, TimeUnit, as_text, in_unit
 from stratarec.data.hashing import stable_hash, unit_interval
-from stratarec.data.schema import Schema, TimeUnit
+from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError, DataError
 
 SPLITS = ("train", "valid", "test")

@@ -1,13 +1,16 @@
 """Events (positive rows) of users, and the history of a row at the time of that row.
 
-Histories follow the rule of `prepare`: the last values of a feature among the user's positive rows with a strictly
-earlier time. Rows with equal times keep the order of the log.
+There is one rule, `UserEvents`: the history of a row consists of the last values of a feature among the user's events
+that are strictly earlier than the row, and not older than the `within` of the history. Events with equal times keep the
+order of the log. `prepare` applies the rule to partitions of a log, and `Events` to rows that are scored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -15,20 +18,115 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stratarec.data.column_names import TIME, USER, column
+from stratarec.data.column_names import TIME, USER
+from stratarec.data.dataset.row_group import coverage
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.io.atomic import reporting_damage
 
 
-def last_events(events: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-    """Keep only events that later histories may contain: the last ones of each user. Sorted by user and time."""
-    recent = [
-        column(feature.of).is_not_null()
-        & (column(feature.of).is_not_null().cum_sum(reverse=True).over(column(schema.user)) <= feature.max_length)
-        for feature in schema.histories
-    ]
-    return events.filter(pl.any_horizontal(recent))
+@dataclass(frozen=True, kw_only=True)
+class EventWindows:
+    """Histories of N rows: row i has ``events[start[i]:stop[i]]``."""
+
+    events: pl.Series
+    """``[E]`` values of the feature, in the order of user and time."""
+    start: NDArray[np.int64]
+    """``[N]``"""
+    stop: NDArray[np.int64]
+    """``[N]``"""
+
+    def lookups(self, rows: NDArray[np.bool_]) -> tuple[pl.Series, pl.Series]:
+        """Return the distinct values in the windows of the rows with a true flag, and the lookups of each value."""
+        counts = coverage(self.start[rows], self.stop[rows], len(self.events))
+        covered = pl.DataFrame({"value": self.events, "count": counts})
+        summed = covered.group_by("value").agg(pl.col("count").sum()).filter(pl.col("count") > 0)
+        return summed["value"], summed["count"]
+
+    def lists(self, name: str) -> pl.Series:
+        """Return a series `name` with the history of each row as a list."""
+        length = self.stop - self.start
+        offsets = np.concatenate([[0], length.cumsum()]).astype(np.int64)
+        flat = self.events.gather(np.arange(offsets[-1]) + np.repeat(self.start - offsets[:-1], length))
+        lists = pl.from_arrow(pa.LargeListArray.from_arrays(offsets, flat.to_arrow()))
+        assert isinstance(lists, pl.Series)
+        return lists.alias(name)
+
+
+class UserEvents:
+    """The events of users that have a value of one feature, in which histories are slices.
+
+    Parameters
+    ----------
+    feature : SparseFeature
+        Feature of kind history.
+    schema : Schema
+        Schema with the feature.
+    values : Series
+        ``[E]`` values of the feature `of`, by user, time and order of the log.
+    user : ndarray
+        ``[E]`` numbers or hashes of the users, at least 0, ascending.
+    time : ndarray
+        ``[E]`` int64 in `Schema.time_unit`, ascending for each user.
+    """
+
+    def __init__(
+        self, feature: SparseFeature, schema: Schema, values: pl.Series, user: NDArray[Any], time: NDArray[np.int64]
+    ) -> None:
+        present = values.is_not_null().to_numpy()
+        self._values, self.places = values.drop_nulls(), np.flatnonzero(present)
+        """``[E]`` indices of the events that have a value."""
+        self._length, self._within = feature.max_length, schema.oldest_event(feature)
+        users, number = np.unique(user[present], return_inverse=True)
+        # Any user at the end, so that the place of a user after all others exists.
+        self._users = np.append(users, users.dtype.type(0))
+        self._times = np.unique(time[present])
+        self._keys = self._key(number, np.searchsorted(self._times, time[present]))
+
+    def _key(self, user: NDArray[np.int64], rank: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Combine user and time into one number that ascends with both."""
+        return user * (len(self._times) + 1) + rank
+
+    def windows(self, user: NDArray[Any], time: NDArray[np.int64] | None = None) -> EventWindows:
+        """Return the histories of N rows.
+
+        Parameters
+        ----------
+        user : ndarray
+            ``[N]`` users, as in `UserEvents`.
+        time : ndarray, optional
+            ``[N]`` int64 times of the rows. Without times, the rows follow all events, and events of any age count.
+        """
+        number = np.searchsorted(self._users[:-1], user)
+        oldest = np.zeros(len(user), dtype=np.int64)
+        newest = np.full(len(user), len(self._times))
+        if time is not None:
+            newest = np.searchsorted(self._times, time)
+            if self._within is not None:
+                limit = np.maximum(time, np.iinfo(np.int64).min + self._within) - self._within
+                oldest = np.searchsorted(self._times, limit)
+        first, stop = (np.searchsorted(self._keys, self._key(number, rank)) for rank in (oldest, newest))
+        # A user without events has the number of the next user.
+        stop = np.where(self._users[number] == user, stop, first)
+        return EventWindows(events=self._values, start=np.maximum(first, stop - self._length), stop=stop)
+
+
+def last_events(events: pl.DataFrame, user: NDArray[Any], schema: Schema) -> pl.DataFrame:
+    """Keep only events that later histories may contain: the last ones of each user.
+
+    Parameters
+    ----------
+    events : DataFrame
+        Events with the columns `event_columns`, by user, time and order of the log.
+    user : ndarray
+        ``[N]`` users of the events, as in `UserEvents`.
+    """
+    needed, time = np.zeros(len(events), dtype=bool), events[schema.time].to_numpy()
+    for feature in schema.histories:
+        of_feature = UserEvents(feature, schema, events[feature.of], user, time)
+        windows = of_feature.windows(np.unique(user))
+        needed[of_feature.places[coverage(windows.start, windows.stop, len(windows.events)) > 0]] = True
+    return events.filter(pl.Series(needed))
 
 
 def event_columns(schema: Schema) -> list[str]:
@@ -56,7 +154,7 @@ def read_events(path: Path, schema: Schema) -> pl.DataFrame:
 
 
 class Events:
-    """The positive rows of some frames, by user, from which histories are computed.
+    """The positive rows of some frames, from which the histories of other rows are computed.
 
     Parameters
     ----------
@@ -66,12 +164,12 @@ class Events:
     """
 
     def __init__(self, frames: Iterable[pl.DataFrame], schema: Schema) -> None:
-        self._schema, self._features = schema, schema.histories
-        names = list(dict.fromkeys(feature.of for feature in self._features))
+        self._schema = schema
+        names = list(dict.fromkeys(feature.of for feature in schema.histories))
         parts = [self._positive(frame, names) for frame in frames]
-        self._events = pl.concat(parts, how="vertical_relaxed").sort(USER, TIME, maintain_order=True)
-        self._times = self._events[TIME].unique().sort().to_numpy()
-        self._users = self._events[USER].unique().sort().to_numpy()
+        events = pl.concat(parts, how="vertical_relaxed").sort(USER, TIME, maintain_order=True)
+        user, time = events[USER].to_numpy(), events[TIME].to_numpy()
+        self._events = {f.name: UserEvents(f, schema, events[f.of], user, time) for f in schema.histories}
 
     def _positive(self, frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         schema = self._schema
@@ -84,34 +182,10 @@ class Events:
 
         A row without a user has empty histories.
         """
-        return {feature.name: self._history(feature, frame) for feature in self._features}
-
-    def _history(self, feature: SparseFeature, frame: pl.DataFrame) -> pl.Series:
-        events = self._events.filter(self._events[feature.of].is_not_null())
-        places = self._places(events[USER].to_numpy(), events[TIME].to_numpy())
-        user = _user_hash(frame, self._schema)
-        stop = np.searchsorted(places, self._places(user, frame[self._schema.time].to_numpy()), side="left")
-        first = np.searchsorted(places, self._places(user, None), side="left")
-        has_events = np.isin(user, self._users) & frame[self._schema.user].is_not_null().to_numpy()
-        start = np.maximum(first, stop - feature.max_length)
-        length = np.where(has_events, np.maximum(stop - start, 0), 0)
-        return _slices(feature.name, events[feature.of], start, length)
-
-    def _places(self, user: NDArray[np.uint64], time: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """Combine user and time into one number that ascends with both; without times, each user's least number."""
-        number = np.searchsorted(self._users, user).astype(np.int64) * (len(self._times) + 1)
-        return number if time is None else number + np.searchsorted(self._times, time, side="left")
+        user, time = _user_hash(frame, self._schema), frame[self._schema.time].to_numpy()
+        return {name: events.windows(user, time).lists(name) for name, events in self._events.items()}
 
 
 def _user_hash(frame: pl.DataFrame, schema: Schema) -> NDArray[np.uint64]:
     """Hash users as text, because one log may have integers and another the same numbers as text."""
     return stable_hash(frame[schema.user].cast(pl.String))
-
-
-def _slices(name: str, values: pl.Series, start: NDArray[np.int64], length: NDArray[np.int64]) -> pl.Series:
-    """Return a series with the list ``values[start : start + length]`` of each row."""
-    offsets = np.concatenate([[0], length.cumsum()]).astype(np.int64)
-    flat = values.gather(np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], length))
-    lists = pl.from_arrow(pa.LargeListArray.from_arrays(offsets, flat.to_arrow()))
-    assert isinstance(lists, pl.Series)
-    return lists.alias(name)

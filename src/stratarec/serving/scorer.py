@@ -163,8 +163,8 @@ class Scorer:
         frame : DataFrame or mapping of columns
             A DataFrame of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series. Its columns have
             the names of the schema's features and raw values as in a log. A history is a list of earlier values, oldest
-            first. Features of ``schema.dates`` are computed from their columns; a row must have ``schema.time`` if it
-            is one of them. Other columns, such as the label, are ignored.
+            first, without values older than its `within`. Features of ``schema.dates`` are computed from their columns;
+            a row must have ``schema.time`` if it is one of them. Other columns, such as the label, are ignored.
 
         Raises
         ------

@@ -41,9 +41,6 @@ from stratarec.training.run.open_run import TrainedModel
 _BATCH = 2048
 # Maximum number of files that a message lists.
 _NAMED = 5
-# Maximum length of a history that is read as a list: all its values. A shorter list would keep its first values, but a
-# history must keep its last ones.
-_WHOLE = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +176,7 @@ class RawLogs:
         if self._made:
             return schema
         lists = tuple(
-            replace(feature, kind="multi", of="", max_length=_WHOLE) if feature.kind == "history" else feature
+            feature.as_column() if feature.kind == "history" else feature
             for feature in schema.sparse
             if self._given or feature.kind != "history"
         )

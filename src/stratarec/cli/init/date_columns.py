@@ -12,7 +12,8 @@ from stratarec.cli.init.numbers import MISSING_WORDS
 from stratarec.cli.init.times import Times, as_times
 from stratarec.data.columns.converter import BadRows, Converter
 from stratarec.data.columns.dates import Seconds
-from stratarec.data.schema import DateColumn, TimeUnit
+from stratarec.data.durations import TimeUnit
+from stratarec.data.schema import DateColumn
 
 # Minimum share of dates among the values of a column of dates. Other values must be words for a missing value, or the
 # column is ignored.

@@ -18,8 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.data.columns.text_values import parse_times, read_times
-from stratarec.data.durations import PER_SECOND
-from stratarec.data.schema import TimeUnit
+from stratarec.data.durations import PER_SECOND, TimeUnit
 from stratarec.data.splits import FIRST_DATE, LAST_DATE, Span
 
 _UNITS: tuple[TimeUnit, ...] = ("s", "ms", "us", "ns")

@@ -31,7 +31,8 @@ from stratarec.data.columns.text_values import (
     numbers_from_text,
     read_times,
 )
-from stratarec.data.schema import UNKNOWN, DateColumn, Decimal, LabelRule, Schema, SparseFeature, TimeUnit, ValueType
+from stratarec.data.durations import TimeUnit
+from stratarec.data.schema import UNKNOWN, DateColumn, Decimal, LabelRule, Schema, SparseFeature, ValueType
 from stratarec.errors import DataError
 
 OnBadRow = Literal["error", "skip"]

@@ -18,8 +18,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.data.durations import PER_SECOND
-from stratarec.data.schema import DateColumn, DatePart, TimeUnit
+from stratarec.data.durations import PER_SECOND, TimeUnit
+from stratarec.data.schema import DateColumn, DatePart
 from stratarec.data.splits import FIRST_DATE, LAST_DATE
 
 _DAY, _EPOCH = 86_400, datetime(1970, 1, 1)

@@ -37,7 +37,6 @@ MAX_PLAIN_ROWS = 1024
 _TRANSPOSED_ROWS = 32
 _INT64_END = float(1 << 63)
 _MAX_INTEGER = math.nextafter(_INT64_END, 0.0)
-_UNLIMITED = 1 << 62
 _POLARS_TYPES: Mapping[type, Any] = {float: pl.Float64, int: pl.Int64, str: pl.String}
 """Python types whose columns Polars converts correctly."""
 _Family: TypeAlias = Literal["", "nothing", "text", "integer", "real", "date", "list"]
@@ -63,10 +62,7 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
     DataError
         If a column or value cannot be read. The message names the column and the row, counted from 1.
     """
-    sparse = tuple(
-        replace(f, kind="multi", of="", max_length=_UNLIMITED, separator="") if f.kind == "history" else f
-        for f in schema.sparse
-    )
+    sparse = tuple(replace(f.as_column(), separator="") if f.kind == "history" else f for f in schema.sparse)
     features = replace(schema, sparse=sparse, weight="", time=schema.scored_time, session="", user="")
     names, columns = _column_names(frame), {}
     check_present(names, schema.scored_columns, FRAME)

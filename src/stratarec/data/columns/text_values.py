@@ -15,8 +15,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stratarec.data.durations import PER_SECOND
-from stratarec.data.schema import Decimal, TimeUnit
+from stratarec.data.durations import PER_SECOND, TimeUnit
+from stratarec.data.schema import Decimal
 from stratarec.data.splits import FIRST_DATE, LAST_DATE, too_coarse, unlikely_unit
 from stratarec.errors import ConfigError
 

@@ -8,7 +8,6 @@ columns, so that vocabularies and transforms are applied only to distinct values
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,32 +17,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stratarec.data.column_names import PLACE, ROW, SPLIT, TIME, WEIGHT, column, label_names, weights_of
-from stratarec.data.dataset.row_group import Encoded, GroupValues, WindowValues, coverage, sample_keys, slices
+from stratarec.data.dataset.row_group import Encoded, GroupValues, WindowValues, sample_keys, slices
 from stratarec.data.dedup_groups import Repeats, as_before
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import UNKNOWN, DenseFeature, Schema, SparseFeature
 from stratarec.data.transforms import Moments, squash, transform
-from stratarec.data.user_history import event_columns, last_events
+from stratarec.data.user_history import EventWindows, UserEvents, event_columns, last_events
 from stratarec.data.vocabulary import Vocabulary
-
-
-@dataclass(frozen=True, kw_only=True)
-class EventWindows:
-    """Histories of N rows: row i has ``events[start[i]:stop[i]]``."""
-
-    events: pl.Series
-    """``[E]`` values of the feature, in the order of user and time."""
-    start: NDArray[np.int64]
-    """``[N]``"""
-    stop: NDArray[np.int64]
-    """``[N]``"""
-
-    def lookups(self, rows: NDArray[np.bool_]) -> tuple[pl.Series, pl.Series]:
-        """Return the distinct values in the windows of the rows with a true flag, and the lookups of each value."""
-        counts = coverage(self.start[rows], self.stop[rows], len(self.events))
-        covered = pl.DataFrame({"value": self.events, "count": counts})
-        summed = covered.group_by("value").agg(pl.col("count").sum()).filter(pl.col("count") > 0)
-        return summed["value"], summed["count"]
 
 
 class Partition:
@@ -63,23 +43,22 @@ class Partition:
         self.order = _order(frame, schema) if order is None else order
         self.frame = frame if self.order is None else frame[self.order]
         self.split = self.frame[SPLIT].to_numpy()
-        self.windows = {feature.name: self._windows(feature) for feature in schema.histories}
+        if schema.histories:
+            # Then rows are in the order of their users.
+            self._user = self.frame[schema.user].rle_id().to_numpy()
+            self._events = self._positive_rows()
+        self.windows = {feature.name: self._histories(feature) for feature in schema.histories}
 
-    def _windows(self, feature: SparseFeature) -> EventWindows:
-        schema, frame = self._schema, self.frame
-        user = frame[schema.user].rank("dense").to_numpy().astype(np.int64) - 1
-        time = frame[schema.time].rank("dense").to_numpy().astype(np.int64)
-        # User and time are combined into one number, user * span + time, which is ascending in sorted rows.
-        span = int(time.max(initial=0)) + 1
-        position = user * span + time
-        clicked = (frame[schema.label_column] == 1).fill_null(True)
-        positive = np.flatnonzero((clicked & frame[feature.of].is_not_null()).to_numpy())
-        positive = positive[np.lexsort((frame[ROW].to_numpy()[positive], position[positive]))]
-        before = np.searchsorted(position[positive], position, side="left")
-        first = np.searchsorted(position[positive], user * span, side="left")
-        return EventWindows(
-            events=frame[feature.of][positive], start=np.maximum(first, before - feature.max_length), stop=before
-        )
+    def _positive_rows(self) -> NDArray[np.int64]:
+        """Return the indices of the positive rows, by user, time and order of the log."""
+        clicked = np.flatnonzero((self.frame[self._schema.label_column] == 1).fill_null(True).to_numpy())
+        keys = (self.frame[ROW], self.frame[self._schema.time])
+        return clicked[np.lexsort((*(key.to_numpy()[clicked] for key in keys), self._user[clicked]))]
+
+    def _histories(self, feature: SparseFeature) -> EventWindows:
+        rows, time = self._events, self.frame[self._schema.time].to_numpy()
+        values = self.frame[feature.of][rows]
+        return UserEvents(feature, self._schema, values, self._user[rows], time[rows]).windows(self._user, time)
 
     def labels(self, split: int) -> list[tuple[int, int]]:
         """Return, for each label, the number of rows in a split with a known label, and the number of positives."""
@@ -99,10 +78,8 @@ class Partition:
 
     def events(self) -> pl.DataFrame:
         """Return the last positive events of each user, as many as histories need."""
-        schema = self._schema
-        clicked = self.frame.filter((self.frame[schema.label_column] == 1).fill_null(True))
-        ordered = clicked.sort(column(schema.user), column(schema.time), column(ROW))
-        return last_events(ordered.select(map(column, event_columns(schema))), schema)
+        events = self.frame.select(map(column, event_columns(self._schema)))[self._events]
+        return last_events(events, self._user[self._events], self._schema)
 
     def sample(self, names: Sequence[str], rows: int, training: int = 0) -> pl.DataFrame:
         """Return the columns `names` of at most `rows` training rows.

@@ -16,8 +16,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.data.column_names import SPLIT
-from stratarec.data.prepare.partition import EventWindows, shortened
+from stratarec.data.prepare.partition import shortened
 from stratarec.data.schema import Schema, SparseFeature
+from stratarec.data.user_history import EventWindows
 from stratarec.data.vocabulary import VocabularyConfig, VocabularyLimits, buckets_of
 
 # Minimum number of rows that wait before they are added.

@@ -39,9 +39,9 @@ from stratarec.config.validate import check_ranges, check_seed
 from stratarec.data.click_memory import ITEM, PARTS, TIME, ClickMemory, read_click_memory
 from stratarec.data.column_names import FILE, column
 from stratarec.data.columns.converter import BadRows, Converter, OnBadRow
-from stratarec.data.durations import in_unit
+from stratarec.data.durations import TimeUnit, in_unit
 from stratarec.data.hashing import stable_hash
-from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, LogConfig
 from stratarec.data.sources.files import expand, fingerprint
 from stratarec.data.sources.parquet import FileSlice, count_rows, parquet_pieces
@@ -96,6 +96,8 @@ class ClicksConfig(LogConfig):
     `long_popularity` are counted."""
     history_length: int = 50
     """L, the number of the user's earlier clicks in the `history` feature; 0 for no history."""
+    history_within: str = field(default="", repr=False)
+    """Age of the oldest click that a history may contain, such as ``30d``; empty for clicks of any age."""
     dense: tuple[str, ...] | None = None
     """Counts of earlier clicks that are dense features of a sample; null for all of them."""
     seed: int = 0
@@ -113,6 +115,8 @@ class ClicksConfig(LogConfig):
                 f"data.source.dense names {unknown[0]!r}, which is not counted; there are {', '.join(self.countable)}"
             )
         in_unit(self.negative_window, self.time_unit, "data.source.negative_window")
+        if self.history_within:
+            in_unit(self.history_within, self.time_unit, "data.source.history_within")
         window = in_unit(self.popularity_window, self.time_unit, "data.source.popularity_window")
         if in_unit(self.memory, self.time_unit, "data.source.memory") < window:
             raise ConfigError(
@@ -183,7 +187,8 @@ class ClicksSource:
         yield SparseFeature(name=config.item)
         yield from (SparseFeature(name=name) for name in (*config.contexts, "hour_of_day", "weekday"))
         if config.history_length:
-            yield SparseFeature(name="history", kind="history", of=config.item, max_length=config.history_length)
+            length, within = config.history_length, config.history_within
+            yield SparseFeature(name="history", kind="history", of=config.item, max_length=length, within=within)
 
     def estimate_rows(self) -> int:
         return count_rows(self._files) * (1 + self._config.negatives)
