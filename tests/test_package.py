@@ -98,8 +98,8 @@ def test_links_between_pages_lead_somewhere_and_files_have_one_version() -> None
 
 
 def loaded_libraries(command: list[str], folder: Path) -> str:
-    """Run a command. Return its exit code and which of the slow libraries it loaded."""
-    libraries = "sorted({'torch', 'numba'} & {*sys.modules})"
+    """Run a command. Return its exit code and which of the slow libraries, and of LightGBM, it loaded."""
+    libraries = "sorted({'torch', 'numba', 'sklearn', 'lightgbm'} & {*sys.modules})"
     code = f"import sys; from stratarec.cli import main; print(main({command}), {libraries})"
     done = subprocess.run([sys.executable, "-c", code], check=True, cwd=folder, capture_output=True, text=True)
     return done.stdout.splitlines()[-1]
@@ -109,6 +109,13 @@ def test_init_and_prepare_load_neither_torch_nor_numba(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("user,item,click\n" + "1,10,0\n2,20,1\n3,10,1\n" * 40)
     assert loaded_libraries(["init", "log.csv"], tmp_path) == "0 []"
     assert loaded_libraries(["prepare", "log.yaml"], tmp_path) == "0 []"
+
+
+def test_init_loads_lightgbm_without_scikit_learn(tmp_path: Path) -> None:
+    assert importlib.util.find_spec("sklearn"), "LightGBM would import it"
+    rows = [f"{row % 50},{1_700_000_000 + 900 * row},{int(row % 3 == 0)}" for row in range(3000)]
+    (tmp_path / "log.csv").write_text("\n".join(["user,time,click", *rows]))
+    assert loaded_libraries(["init", "log.csv"], tmp_path) == "0 ['lightgbm']"
 
 
 def test_checking_a_data_set_does_not_load_torch(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from stratarec.cli.arguments import print_lines, subcommand
 from stratarec.errors import ConfigError
+from stratarec.io.hidden_packages import hidden_packages
 from stratarec.io.names import shell_word, visible
 
 # Minimum width in characters for wrapped text next to the names of columns.
@@ -48,7 +49,8 @@ def init(args: argparse.Namespace) -> None:
     else:
         from stratarec.cli.init.draft import draft
 
-        path, sample, guesses = draft(tuple(args.log), output, args.label, print_lines)
+        with hidden_packages():  # the draft fits LightGBM
+            path, sample, guesses = draft(tuple(args.log), output, args.label, print_lines)
         rows = [(column.name, str(column.role), column.reason) for column in guesses.columns]
         events = {column.name for column in guesses.of("time")}
         rows += [(date.column.name, "date", date.reason) for date in guesses.dates if date.column.name in events]
