@@ -216,8 +216,9 @@ _SMALLEST, _LARGEST = 128, 4096
 # With fewer training samples than _FEW, a run has _EPOCHS epochs. With fewer than _MEDIUM, an ensemble has ten.
 _FEW, _EPOCHS, _MEDIUM = 20_000, 2, 50_000
 _EVALUATIONS = 4
-# Maximum number of training samples for which trees are fitted by default.
-_MOST_OF_TREES = 300_000
+# Maximum number of training samples for which trees are fitted by default, and the number from which four networks next
+# to trees are as good as six.
+_MOST_OF_TREES, _FOUR_NETWORKS = 300_000, 10_000
 # Number of columns above which an ensemble's learning rates fall, and its sizes by the maximum number of columns.
 _COLUMNS = 200
 _SIZES: dict[float, dict[str, Any]] = {
@@ -278,7 +279,7 @@ def _of_ensemble(samples: int, validated: bool, batch_size: int, columns: int) -
     rate = round((0.001 if several else 0.004) * min(_COLUMNS / max(columns, 1), 1), 6)
     falling = {f"train.{part}.schedule.kind": "polynomial" for part in ("dense", "embedding")}
     return {
-        "model.members": 4 if has_trees else 6 if samples < _FEW else 8,
+        "model.members": 4 if has_trees and samples >= _FOUR_NETWORKS else 6 if samples < _FEW else 8,
         "model.trees": MOST_TREES if has_trees else 0,
         "train.batch_size": batch,
         "train.epochs": 100 if several else 10 if validated and samples < _MEDIUM else 5,
