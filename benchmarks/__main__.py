@@ -59,6 +59,7 @@ def main() -> int:
         type=int,
         help="train FuxiCTR with this many seeds, if it is installed (quality only; default: 1)",
     )
+    run.add_argument("--parts", type=lambda text: text.split(","), help="measure only these parts (cores only)")
     show = commands.add_parser("show", help="print a result file")
     show.add_argument("result", help="name of a benchmark, or a result file")
     commands.add_parser("readme", help="rewrite the figures in README.md and docs from the result files")
@@ -99,7 +100,9 @@ def _run(args: argparse.Namespace) -> None:
 
     out = args.out or RESULTS / (f"{args.name}-quick.json" if args.quick else f"{args.name}.json")
     check_output(out)
-    names = ("data", "rows", "minutes", "models", "logs", "seeds", "threads", "precision", "peer_seeds", "samples")
+    names = (
+        "data", "rows", "minutes", "models", "logs", "seeds", "threads", "precision", "peer_seeds", "samples", "parts",
+    )  # fmt: skip
     values = {name: getattr(args, name) for name in names}
     options = {name: value for name, value in values.items() if value is not None}
     result = registry.run(args.name, quick=args.quick, options=options)

@@ -20,6 +20,7 @@ BENCHMARKS = {
     "blockstore": "benchmarks.blockstore",
     "clicks": "benchmarks.clicks",
     "continual": "benchmarks.continual",
+    "cores": "benchmarks.cores",
     "csv": "benchmarks.csv_log",
     "dedup_quality": "benchmarks.dedup_quality",
     "dedup_reader": "benchmarks.dedup_reader",

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Check StrataRec on a machine with a GPU, in at most LIMIT seconds; the most valuable phases come first.
-#   bash tools/gpu/check.sh [PHASE ...]   of: doctor demo pytest slots train graph costs cached hot dedup embedding anatomy directory moves rows memcheck racecheck (default: all)
+#   bash tools/gpu/check.sh [PHASE ...]   of: doctor demo pytest slots train graph costs cached hot dedup embedding cores anatomy directory moves rows memcheck racecheck (default: all)
 # Each phase has a time limit and a result file in $OUT (default: build/gpu), so that a phase that fails costs only itself.
 cd "$(dirname "$(readlink -f "$0")")/../.." && TOOLS=$PWD/tools/gpu && export OUT=${OUT:-$PWD/build/gpu} && mkdir -p "$OUT"
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
@@ -13,7 +13,7 @@ phase() { # name, seconds at most, log, command
   SECONDS_LEFT=$((most - 10)) timeout -k 5 $most "$@" >> "$log" 2>&1
   say "$name: exit $? after $((SECONDS - began)) s"
 }
-phases=" ${*:-doctor demo pytest slots train graph costs cached hot dedup embedding anatomy directory moves rows memcheck racecheck} "
+phases=" ${*:-doctor demo pytest slots train graph costs cached hot dedup embedding cores anatomy directory moves rows memcheck racecheck} "
 wanted() { [[ $phases == *" $1 "* ]]; }
 if [ -d .gpu/wheels ]; then # packed by pack.sh: install it next to the machine's own packages
   export PYTHONPATH=/tmp/site:$PYTHONPATH XDG_CACHE_HOME=/tmp/cache NUMBA_CACHE_DIR=/tmp/numba TRITON_CACHE_DIR=/tmp/triton
@@ -49,6 +49,7 @@ unset OMP_NUM_THREADS
 for name in $phases; do
   case $name in
     embedding) phase embedding 100 rest.log python3 "$TOOLS/kernels.py" "$OUT/bench.jsonl" ;;
+    cores) phase cores 60 rest.log python3 -m benchmarks run cores --quick --parts train --out "$OUT/cores.json" ;;
     costs) phase costs 30 rest.log python3 "$TOOLS/costs.py" "$OUT/bench.jsonl" ;;
     anatomy | directory | moves) phase $name 50 rest.log python3 "$TOOLS/parts.py" "$OUT/bench.jsonl" $name ;;
     rows) phase rows 90 rest.log python3 "$TOOLS/kernels.py" "$OUT/bench.jsonl" tiles ;;
