@@ -26,6 +26,7 @@ import torch
 import yaml
 from numba.core.caching import IndexDataCacheFile
 
+from stratarec import Scorer
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.cli import main as stratarec
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
@@ -129,6 +130,10 @@ def exercise_trainings(folder: Path) -> None:
             _command("prepare", "-q", path)
         _command("train", "-q", path)
         _command("predict", "-q", folder / f"run-{number}", "-o", folder / f"scores-{number}.parquet")
+    _command("export", "-q", folder / "run-0", "-o", folder / "exported")
+    scorer = Scorer.open(folder / "exported")
+    columns = scorer.manifest.columns
+    scorer.score({feature.name: [1, 2] for feature in (*columns.dense, *columns.sparse)})  # as a service does
 
 
 def _command(*arguments: object) -> None:
