@@ -267,7 +267,9 @@ def test_invalid_trees_have_a_fault(array: str, place: tuple[int, ...], value: f
 
 def test_damaged_trees_are_refused_by_every_reader(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files have the right hashes, and their numbers are finite."""
-    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # imports ignore an entry that is no text
+    monkeypatch.setattr(sys, "path", [*filter(None, sys.path), tmp_path])  # imports ignore an entry that is no text
+    (tmp_path / "lightgbm.py").write_text("raise OSError('a file of the working directory')")
+    monkeypatch.chdir(tmp_path)
     trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=3))
     assert trainer.parts.model.network.trees is not None
     assert trainer.parts.model.network.trees.counts.all()

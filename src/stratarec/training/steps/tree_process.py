@@ -181,7 +181,3 @@ def main() -> None:
         except (ImportError, OSError) as error:  # OSError: the shared library for threads is missing
             result = {"reason": np.array(f"lightgbm does not load ({' '.join(str(error).split())[:200]})")}
         np.savez(output, **result)  # type: ignore[arg-type]
-
-
-if __name__ == "__main__":
-    main()

@@ -44,6 +44,11 @@ Doubles = NDArray[np.float64]
 _BATCH = 1 << 16
 # Copies of the samples in memory: of this process, of the other one, and that from which LightGBM makes bins.
 _COPIES = 3
+# Python adds the working directory to the path, where any file may have the name of a module.
+_START = (
+    "import sys; sys.path = [folder for folder in sys.path if folder]; "
+    "from stratarec.training.steps.tree_process import main; main()"
+)
 
 
 class TreeFit:
@@ -114,14 +119,16 @@ class TreeFit:
             file.seek(0)
             environment = {
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if isinstance(folder, str)),
+                "PYTHONPATH": os.pathsep.join(
+                    os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)
+                ),
                 # NumPy's products, which choose pairs, have the same bits on any machine, and leave cores to networks.
                 "OPENBLAS_NUM_THREADS": "1",
                 "MKL_NUM_THREADS": "1",
             }
             # Ctrl-C in a terminal reaches only this process, which then waits for the trees and saves a checkpoint.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "stratarec.training.steps.tree_process"], stdin=file,
+                [sys.executable, "-c", _START], stdin=file,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env=environment,
             )  # fmt: skip
         # Read into memory by a thread, because the disk may be full when the trees are complete.
