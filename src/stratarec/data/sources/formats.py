@@ -52,6 +52,8 @@ _FOREIGN = (
 _SUPPORTED = "expected CSV, TSV, JSON lines, Parquet or Arrow"
 DAMAGE = (
     OSError, EOFError, RuntimeError, lzma.LZMAError, zipfile.BadZipFile, pa.ArrowException, zlib.error,
+    # From Python 3.14 on, an archive may be compressed by zstd.
+    *([zipfile.zstd.ZstdError] if getattr(zipfile, "zstd", None) else []),  # type: ignore[attr-defined]
 )  # fmt: skip
 """Exceptions of `decompressed_stream` and of its stream for damaged or truncated content."""
 # Maximum number of files of an archive that a message names.
