@@ -92,7 +92,7 @@ def test_reading_a_run_changes_no_file_in_the_directories_of_the_run(
     shutil.rmtree(rows)
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     # Leftovers of a killed reader, and a link that an attacker planted among them.
-    for left in (rows / "tiny-reading-mine", scratch / "stratarec-reading-0123456789ab"):
+    for left in (rows / "tiny-reading-mine", scratch / "stratarec-temporary-0123456789ab"):
         left.mkdir(parents=True)
         (left / "kept").touch()
     before = sorted(rows.rglob("*"))

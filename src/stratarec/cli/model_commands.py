@@ -407,7 +407,7 @@ def export(args: argparse.Namespace) -> None:
     """Export a trained model."""
     from stratarec.io.atomic import check_absent
     from stratarec.io.remote import check_store_url, is_url, local_copy, upload_directory
-    from stratarec.io.scratch import reading_directory
+    from stratarec.io.scratch import temporary_directory
     from stratarec.serving.export_manifest import DELTA, MANIFEST, ExportManifest
     from stratarec.serving.exported_model import ExportedModel
     from stratarec.training.export.export import export as run
@@ -417,7 +417,7 @@ def export(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         since = Path(stack.enter_context(local_copy(args.since, "--since"))) if args.since else None
         if is_url(args.output or ""):
-            place, output = args.output.rstrip("/"), stack.enter_context(reading_directory()) / "export"
+            place, output = args.output.rstrip("/"), stack.enter_context(temporary_directory()) / "export"
             check_store_url(place, "--output")
         else:
             output = output_of(args, "export")

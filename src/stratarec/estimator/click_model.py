@@ -11,7 +11,6 @@ import copy
 import os
 import shutil
 import sys
-import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,7 +40,7 @@ from stratarec.estimator.frame_log import (
     split_log,
 )
 from stratarec.io.atomic import check_output, file_hash, rename_directory, storage_errors, working_directory
-from stratarec.io.scratch import ScratchDirectory
+from stratarec.io.scratch import temporary_directory
 from stratarec.io.sealed import Model, read_sealed, write_sealed
 from stratarec.models.metrics import evaluate_logits
 from stratarec.recipe import Recipe, leaves, read_content, with_values
@@ -195,7 +194,7 @@ class ClickModel:
         array([0, 1])
         """
         arguments = FitArguments(frame, y, label or "", sample_weight)
-        with _scratch("fit") as folder:
+        with temporary_directory() as folder:
             log = arguments.write(folder / "train.parquet")
             chosen = None
             if valid is not None:
@@ -260,7 +259,7 @@ class ClickModel:
 
     def _take(self, folder: Path, recipe: dict[str, Any], result: dict[str, Any]) -> None:
         """Copy the export in `folder` to a directory that is deleted together with the model, and open it."""
-        scratch = _scratch("model")
+        scratch = temporary_directory()
         # The directory is deleted with the scorer, whose tables are mapped from its files. Copies of a model share the
         # scorer and the directory.
         try:
@@ -447,17 +446,12 @@ class ClickModel:
         files = state.pop("_files", None)
         vars(self).update(state)
         if files is not None:
-            with _scratch("unpacked") as folder:
+            with temporary_directory() as folder:
                 for place, content in files.items():
                     target = folder / _EXPORT / place
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.write_bytes(content)
                 self._take(folder / _EXPORT, self.recipe_, self.result_)
-
-
-def _scratch(purpose: str) -> ScratchDirectory:
-    """Create a temporary directory, and remove those that killed processes left behind."""
-    return ScratchDirectory(Path(tempfile.gettempdir()), f"stratarec-{purpose}-")
 
 
 def _is_plain(value: Any) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stratarec.errors import ConfigError, StorageError, StrataError
-from stratarec.io.scratch import reading_directory
+from stratarec.io.scratch import temporary_directory
 
 PROTOCOLS = {
     "file": "fsspec",
@@ -194,7 +194,7 @@ def uploaded(path_or_url: str | Path, field: str) -> Iterator[Path]:
     folder, _, name = str(path_or_url).rpartition("/")
     check_store_url(str(path_or_url), field)
     remote = RemoteDirectory(folder, field)
-    with reading_directory() as local:
+    with temporary_directory() as local:
         yield local / name
         if (local / name).exists():  # of several processes, only the first one writes
             remote.upload(local / name, name)
@@ -256,7 +256,7 @@ def local_copy(path_or_url: str | Path, field: str) -> Iterator[Path]:
         yield Path(path_or_url)
         return
     remote = RemoteDirectory(str(path_or_url), field)
-    with reading_directory() as folder:
+    with temporary_directory() as folder:
         if not remote.download_all(folder):
             raise StorageError(f"{remote} has no files; name another {field}")
         yield folder

@@ -15,8 +15,7 @@ from stratarec.errors import StorageError
 from stratarec.io.atomic import is_locked, lock_directory, make_directory, storage_error, storage_errors
 from stratarec.io.owned_directory import try_lock
 
-READING_PREFIX = "stratarec-reading-"
-"""Start of the names of directories that `reading_directory` creates."""
+_PREFIX = "stratarec-temporary-"
 
 
 class ScratchDirectory:
@@ -72,13 +71,17 @@ class ScratchDirectory:
         self.close()
 
 
-def reading_directory() -> ScratchDirectory:
-    """Create a directory in ``TMPDIR``, for commands that only read a run."""
-    return ScratchDirectory(Path(tempfile.gettempdir()), READING_PREFIX)
+def temporary_directory() -> ScratchDirectory:
+    """Create a directory in ``TMPDIR``."""
+    return ScratchDirectory(Path(tempfile.gettempdir()), _PREFIX)
 
 
-def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Delete the scratch directories in `parent` with this prefix whose processes have ended."""
+def remove_abandoned(parent: Path | None = None, prefix: str = _PREFIX) -> None:
+    """Delete the scratch directories in `parent` with this prefix whose processes have ended.
+
+    By default, these are the directories of `temporary_directory`.
+    """
+    parent = parent or Path(tempfile.gettempdir())
     for path in parent.glob(f"{glob.escape(prefix)}*"):
         if not is_locked(path):
             shutil.rmtree(path, ignore_errors=True)

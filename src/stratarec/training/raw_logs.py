@@ -28,7 +28,7 @@ from stratarec.data.sources.base import Chunk, View
 from stratarec.data.sources.files import STANDARD_INPUT, hash_logs
 from stratarec.data.user_history import Events
 from stratarec.errors import ConfigError, DataError
-from stratarec.io.scratch import reading_directory
+from stratarec.io.scratch import temporary_directory
 from stratarec.models.base import autocast
 from stratarec.models.metrics import Metrics, Ranked
 from stratarec.progress import Progress
@@ -204,7 +204,7 @@ class RawLogs:
             progress.finish()
 
     def _chunks(self, source: RowsSource) -> Iterator[Chunk]:
-        with reading_directory() as workspace:
+        with temporary_directory() as workspace:
             yield from source.chunks(workspace)
 
     def _events(self) -> Events:

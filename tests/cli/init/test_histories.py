@@ -94,11 +94,11 @@ def test_a_stopped_training_says_to_run_init_again_and_leaves_nothing(
 ) -> None:
     def stopped(content: Mapping[str, Any], folder: Path) -> pl.DataFrame:
         folder.mkdir()
-        assert not (temporary / "stratarec-init-killed").exists()
+        assert not (temporary / "stratarec-temporary-killed").exists()
         raise Interrupted(f"stopped; the checkpoint is {folder}; resume with the same command and --resume")
 
     temporary = tmp_path / "tmp"
-    (temporary / "stratarec-init-killed" / "with").mkdir(parents=True)  # of a process that was killed
+    (temporary / "stratarec-temporary-killed" / "with").mkdir(parents=True)  # of a process that was killed
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setattr(history, "_losses", stopped)
     with pytest.raises(Interrupted, match=r"^stopped; nothing was written; run the same command again$"):

@@ -8,7 +8,6 @@ standard errors. `docs/log.md` has the measurements.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,12 @@ import polars as pl
 from stratarec.cli.init.guess import Guesses, HistoryChoice
 from stratarec.cli.init.sample import LogSample, growth
 from stratarec.errors import DatasetError, Interrupted, StrataError
-from stratarec.io.scratch import ScratchDirectory
+from stratarec.io.scratch import temporary_directory
 
 # Minimum average number of positive rows per user, and per value.
 _USER_ROWS, _VALUE_ROWS = 3.0, 10.0
 # Maximum number of rows of a log for two short trainings, which then take up to a minute on two cores.
 _MOST_ROWS = 200_000
-# Start of the names of directories in ``TMPDIR`` with the two trainings.
-_PREFIX = "stratarec-init-"
 # A short training has four networks and no trees, and ends at the second worse epoch. With networks that drop fields
 # instead of plain ones, it did not find a history that helps (`tests/cli/init/test_histories.py`). It uses the learning
 # rates of the run: with one epoch at a rate that falls to 0, a history helped in the short training, not in the run.
@@ -71,7 +68,7 @@ def validate_history(
 
     say(f"two short trainings show whether {choice.name} helps ...")
     try:
-        with ScratchDirectory(Path(tempfile.gettempdir()), _PREFIX) as folder:
+        with temporary_directory() as folder:
             having = _losses(content, folder / "with")
             source = content["data"]["source"]
             sparse = [feature for feature in source["schema"]["sparse"] if feature["name"] != choice.name]

@@ -37,7 +37,7 @@ from stratarec.data.sources.files import hash_logs
 from stratarec.data.user_history import Events
 from stratarec.errors import CheckpointError, DataError, DatasetError
 from stratarec.io.atomic import file_hash, read_frame, write_atomic
-from stratarec.io.scratch import reading_directory
+from stratarec.io.scratch import temporary_directory
 from stratarec.io.sealed import validate, write_sealed
 from stratarec.models.metrics import figures
 from stratarec.progress import Progress
@@ -250,7 +250,7 @@ def score_clicks(
     source = ClicksSource(config.source, config.on_bad_row, config.split)
     source.resume(before)
     progress.start("score", source.total_bytes, "B")
-    with reading_directory() as workspace:
+    with temporary_directory() as workspace:
         paths, done = [], 0
         for chunk in source.chunks(workspace):
             paths.append(workspace / f"chunk-{chunk.index:05d}.parquet")

@@ -20,7 +20,7 @@ from pathlib import Path
 from stratarec.errors import ExportError
 from stratarec.io.atomic import check_output, make_directory, sync
 from stratarec.io.remote import RemoteDirectory, is_url, upload_directory
-from stratarec.io.scratch import ScratchDirectory, reading_directory
+from stratarec.io.scratch import ScratchDirectory, temporary_directory
 from stratarec.serving.export_manifest import DELTA, MANIFEST, ExportManifest
 from stratarec.serving.exported_model import ExportedModel
 from stratarec.training.export.export import export
@@ -49,7 +49,7 @@ class PublishTarget:
         if self._remote is None:
             self._folder = Path(self._place)
             return self
-        self._folder = self._stack.enter_context(reading_directory())
+        self._folder = self._stack.enter_context(temporary_directory())
         for name in self._remote.sizes():
             folder, _, file = name.partition("/")
             if file in (MANIFEST, DELTA):  # the others are incomplete, and are written again

@@ -30,7 +30,7 @@ from stratarec.embedding import RowOptimizerConfig
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.io.names import step_of
 from stratarec.io.owned_directory import kind_of
-from stratarec.io.scratch import reading_directory
+from stratarec.io.scratch import temporary_directory
 from stratarec.models import CTRModel
 from stratarec.models.calibration import Calibration, LogitMap
 from stratarec.models.metrics import METRICS
@@ -244,7 +244,7 @@ def _in_scratch(recipe: Recipe) -> Iterator[Recipe]:
     if memory.block is None and memory.mapped is None:
         yield recipe
         return
-    with reading_directory() as folder:
+    with temporary_directory() as folder:
         block = memory.block and replace(memory.block, path=str(folder / "block"))
         mapped = memory.mapped and replace(memory.mapped, path=str(folder / "mapped"))
         yield replace(recipe, memory=replace(memory, block=block, mapped=mapped))

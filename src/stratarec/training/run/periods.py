@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +28,7 @@ from stratarec.errors import CheckpointError, StorageError
 from stratarec.io import atomic
 from stratarec.io.atomic import file_hash
 from stratarec.io.owned_directory import directory_lock
-from stratarec.io.scratch import READING_PREFIX, remove_abandoned
+from stratarec.io.scratch import remove_abandoned
 from stratarec.io.sealed import Count, Hash, Model, read_sealed
 from stratarec.models.calibration import LogitMap
 from stratarec.training import checkpoint
@@ -213,7 +212,7 @@ def remove_leftovers(run: Path) -> list[Path]:
     """
     atomic.remove_leftovers(run)
     recipe = read_recipe(run)
-    remove_abandoned(Path(tempfile.gettempdir()), READING_PREFIX)
+    remove_abandoned()
     for memory in (recipe.memory.block, recipe.memory.mapped):
         if memory is not None:
             remove_abandoned(Path(memory.path), recipe.scratch_prefix)
