@@ -110,6 +110,7 @@ EXPLANATIONS = {
     "SparseFeature": f"{_RECIPES}#lists-and-weighted-lists",
     "SparseFeature.kind": "how-to/long-histories.md",
     "SparseFeature.of": "how-to/long-histories.md",
+    "SparseFeature.within": "how-to/long-histories.md",
     "SparseFeature.group": "explanation/deduplication.md",
     "DateColumn": "how-to/dates.md",
     "ParquetConfig": "reference/formats.md#logs-read-by-init-prepare-predict-and-other-commands",

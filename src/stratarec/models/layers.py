@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stratarec.kernels.linear import pad_weight, run_linear
 from stratarec.kernels.random import RandomWords
+from stratarec.kernels.runs import RunColumns
 from stratarec.kernels.runtime.accelerator import on_device
 
 
@@ -89,6 +90,76 @@ class MLP(nn.Sequential):
         for layer in others if relu else (second, *others):
             hidden = layer(hidden)
         return hidden
+
+
+def run_linear(
+    unshared: Tensor, shared: Tensor, weight: Tensor, bias: Tensor | None, columns: tuple[Tensor, Tensor],
+    starts: Tensor, *, relu: bool,
+) -> Tensor:  # fmt: skip
+    """Return ``x @ weight.T + bias``, ``[B, H]``, where x has C inputs: unshared ones and shared ones.
+
+    The result has autocast's type if autocast is on, otherwise it is float32.
+
+    Parameters
+    ----------
+    unshared, shared : Tensor
+        ``[B, .]`` inputs of each sample, and ``[R, .]`` inputs of each run; further columns, not in `columns`, are 0.
+    weight, bias : Tensor
+        ``[H, C]`` and ``[H]``; None for no bias.
+    columns : pair of Tensor
+        int64 positions, among the C inputs, of the columns of `unshared` and of the columns of `shared`.
+    starts : Tensor
+        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``. Gradients are summed over a run's samples in
+        ascending order.
+    relu : bool
+        Whether to apply ReLU.
+    """
+    arguments = (unshared, shared, weight, bias, columns, starts, relu)
+    out: Tensor = _RunLinear.apply(*arguments)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _RunLinear(torch.autograd.Function):
+    """A single operation, because autograd would round the sums of bfloat16 once more, and sum the bias over runs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, unshared: Tensor, shared: Tensor, weight: Tensor, bias: Tensor | None, columns: tuple[Tensor, Tensor],
+        starts: Tensor, relu: bool,
+    ) -> Tensor:  # fmt: skip
+        kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+        inputs = [unshared.to(kind), shared.to(kind)]
+        weights = [
+            pad_weight(weight.index_select(1, chosen), part).to(kind)
+            for chosen, part in zip(columns, inputs, strict=True)
+        ]
+        runs = functional.linear(inputs[1], weights[1], None if bias is None else bias.to(kind)).float()
+        run = torch.repeat_interleave(torch.arange(len(runs)), starts.diff(), output_size=len(unshared))
+        out = (inputs[0] @ weights[0].t()).float().add_(runs.index_select(0, run))
+        out = (out.relu_() if relu else out).to(kind)
+        ctx.save_for_backward(*inputs, *weights, out, starts)
+        ctx.columns, ctx.shape, ctx.relu, ctx.biased = columns, weight.shape, relu, bias is not None
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        unshared, shared, unshared_weight, shared_weight, out, starts = ctx.saved_tensors
+        samples = gradient.to(out.dtype).contiguous()
+        samples = torch.ops.aten.threshold_backward(samples, out, 0) if ctx.relu else samples
+        summed = RunColumns(out.shape[1], [(0, out.shape[1])], starts).fold(samples.float())
+        runs = summed[: len(shared)].to(out.dtype)
+        weight = torch.zeros(ctx.shape)
+        for columns, part in zip(ctx.columns, (samples.t() @ unshared, runs.t() @ shared), strict=True):
+            weight.index_copy_(1, columns, part[:, : len(columns)].float())
+        bias = samples.sum(0, dtype=torch.float32) if ctx.biased else None
+        return (samples @ unshared_weight).float(), (runs @ shared_weight).float(), weight, bias, None, None, None
+
+
+def pad_weight(weight: Tensor, inputs: Tensor) -> Tensor:
+    """Append zero columns to the weight until it has as many columns as `inputs`."""
+    more = inputs.shape[1] - weight.shape[1]
+    return functional.pad(weight, (0, more)) if more else weight
 
 
 class Cross(nn.Module):

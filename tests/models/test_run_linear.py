@@ -5,21 +5,33 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from stratarec.kernels.linear import reference_run_linear, run_linear
-
-pytestmark = pytest.mark.interpreted
+from stratarec.models.layers import run_linear
 
 SIZE = 50
 COLUMNS = (torch.tensor([0, 3, 5, 6]), torch.tensor([1, 2, 4]))
 RUNS = [[0, SIZE], list(range(SIZE + 1)), [0, 1, 9, 20, 21, 49, 50]]
 
 
+def reference_run_linear(
+    unshared: Tensor, shared: Tensor, weight: Tensor, bias: Tensor | None, columns: tuple[Tensor, Tensor],
+    starts: Tensor, *, relu: bool,
+) -> Tensor:  # fmt: skip
+    """Compute `run_linear` by concatenating the inputs of each sample."""
+    run = torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff())
+    inputs = unshared.new_zeros(len(unshared), weight.shape[1])
+    for part, places in zip((unshared, shared[run]), columns, strict=True):
+        inputs = inputs.index_copy(1, places, part[:, : len(places)])
+    out = functional.linear(inputs, weight, bias)
+    return out.relu() if relu else out
+
+
 def inputs_of(width: int, runs: int, padding: int = 1) -> list[Tensor]:
     """Return inputs of samples and of runs with zeros behind them, weight and bias."""
     draws = torch.Generator().manual_seed(width)
     tensors = [torch.randn(*shape, generator=draws) for shape in ((SIZE, 4), (runs, 3), (width, 7), (width,))]
-    tensors[:2] = [torch.nn.functional.pad(part, (0, padding)) for part in tensors[:2]]
+    tensors[:2] = [functional.pad(part, (0, padding)) for part in tensors[:2]]
     return [part.requires_grad_() for part in tensors]
 
 
@@ -60,7 +72,7 @@ def test_bfloat16_is_the_sum_rounded_once_more(width: int) -> None:
     expected = (samples + torch.repeat_interleave(runs, torch.tensor(starts).diff(), dim=0)).relu().bfloat16()
     assert torch.equal(actual, expected)
     mine = torch.autograd.grad(actual, inputs, gradient)
-    # Use the kernel's own sign, because rounding may move a sum near zero to either side.
+    # Use the layer's own sign, because rounding may move a sum near zero to either side.
     passed = gradient.float() * (actual > 0)
     sums = torch.stack([part.sum(0) for part in passed.split(torch.tensor(starts).diff().tolist())])
     exact = (
