@@ -5,10 +5,9 @@ Shapes: n rows, D width. Every statistical test has fixed seeds and a bound of f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,78 +19,22 @@ from numpy.typing import NDArray
 from stratarec.embedding.codecs import FloatRows, RecordCodec
 from stratarec.embedding.config import CodecConfig
 from stratarec.kernels.codec import reference
-
-Floats = NDArray[np.float32]
-Records = NDArray[np.uint8]
+from stratarec.testing import check_codec
+from stratarec.testing.codecs import (
+    Floats,
+    Records,
+    decoded,
+    difficult_rows,
+    encoded,
+    every_shape,
+    float_step,
+    keys_of,
+    level_of,
+)
 
 WIDTHS = [3, 33, 130]
 LARGEST = {"fp32": 3.4028235e38, "fp16": 65504.0, "bf16": 3.3895314e38}
 GOLDEN_ROW = [0.1, -0.25, 1.0, 3.14159, -2.5e-6, 0.0, -0.7]
-
-
-def every_shape(config: CodecConfig, width: int) -> Iterator[RecordCodec]:
-    """Yield the codecs of `config` for every kind of optimizer state."""
-    for state, row_state, full_state in product(("fp32", "bf16"), (False, True), (0, 1, 2)):
-        chosen: Any = state
-        yield RecordCodec(
-            replace(config, state=chosen), width=width, row_state=row_state, full_state=full_state,
-            clock=full_state == 2,
-        )  # fmt: skip
-
-
-def difficult_rows(width: int, seed: int = 0) -> Floats:
-    """Return rows ``[14, D]``: zeros of both signs, constants, subnormals, large, small and mixed magnitudes."""
-    noise = np.random.default_rng(seed).standard_normal((14, width))
-    rows = (noise * 10.0 ** np.arange(-9, 5)[:, None]).astype(np.float32)
-    rows[0], rows[1], rows[2], rows[3], rows[13] = 0.0, -0.0, 0.3, -1e-9, 1.0
-    rows[4, ::2] *= np.float32(1e4)
-    rows[5] = np.where(np.arange(width) % 2, 1e-39, -3e-39)
-    rows[6, ::3] = 0.0
-    return rows
-
-
-def level_of(codec: RecordCodec, rows: Floats, seed: int = 1) -> FloatRows:
-    """Return level 0 with these weights ``[n, D]`` and random positive state."""
-    random = np.random.default_rng(seed)
-    row_states, full_states = len(rows) * codec.layout.row_state, rows.size * codec.layout.full_state
-    return FloatRows(
-        weights=rows.reshape(-1).copy(),
-        row_state=random.random(row_states, dtype=np.float32),
-        full_state=random.random(full_states, dtype=np.float32),
-        clock=random.integers(0, 1 << 31, len(rows) * codec.layout.clock, dtype=np.int32),
-        width=codec.width,
-    )
-
-
-def encoded(codec: RecordCodec, level: FloatRows, keys: NDArray[np.uint64], write: int = 3) -> Records:
-    """Encode every slot in order; a level of one slot is encoded once for each key."""
-    slots = np.arange(len(keys), dtype=np.int64) % level.slots
-    records = np.zeros((len(keys), codec.record_bytes), dtype=np.uint8)
-    assert codec.encode(level, slots, records, np.arange(len(keys), dtype=np.int64), keys, write) == -1
-    return records
-
-
-def decoded(codec: RecordCodec, records: Records) -> FloatRows:
-    """Decode all records in order into a new, poisoned level 0."""
-    level = level_of(codec, np.full((len(records), codec.width), np.nan, dtype=np.float32))
-    level.row_state.fill(np.nan)
-    level.full_state.fill(np.nan)
-    level.clock.fill(-1)
-    order = np.arange(len(records), dtype=np.int64)
-    codec.decode(records, order, level, order)
-    return level
-
-
-def keys_of(count: int, seed: int = 2) -> NDArray[np.uint64]:
-    """Draw distinct random keys."""
-    return np.random.default_rng(seed).integers(0, 1 << 63, size=count, dtype=np.uint64)
-
-
-def float_step(values: Floats, kind: str) -> NDArray[np.float64]:
-    """Return the distance between neighbours of each value in a float format."""
-    digits, least = {"fp32": (24, -149), "fp16": (11, -24), "bf16": (8, -133)}[kind]
-    step: NDArray[np.float64] = 2.0 ** np.maximum(np.frexp(values.astype(np.float64))[1] - digits, least)
-    return step
 
 
 def stored_parameters(codec: RecordCodec, records: Records) -> NDArray[np.float64]:
@@ -133,28 +76,7 @@ class CodecTests:
 
     @pytest.mark.parametrize("width", WIDTHS)
     def test_bytes_and_floats_match_the_reference(self, width: int) -> None:
-        rows, keys = difficult_rows(width), keys_of(14)
-        for codec in every_shape(self.config, width):
-            level = level_of(codec, rows)
-            records = encoded(codec, level, keys, write=5)
-            back = decoded(codec, records)
-            kept = codec.layout.full_state * width
-            for i, row in enumerate(rows):
-                own, full = slice(i * width, (i + 1) * width), slice(i * kept, (i + 1) * kept)
-                state = level.row_state[i] if len(level.row_state) else np.float32(0), level.full_state[full]
-                clock = int(level.clock[i]) if codec.layout.clock else 0
-                record = reference.encode(row, *state, int(keys[i]), 5, codec.layout, clock)
-                assert record == records[i].tobytes()
-                weights, row_state, full_state = reference.decode(record, codec.layout)
-                assert back.weights[own].tobytes() == weights.tobytes()
-                assert not len(row_state) or back.row_state[i] == row_state[0]
-                assert not len(full_state) or back.full_state[full].tobytes() == full_state.tobytes()
-            assert back.clock.tobytes() == level.clock.tobytes()
-            for before, after in ((level.row_state, back.row_state), (level.full_state, back.full_state)):
-                error = np.abs(after.astype(np.float64) - before)
-                assert (
-                    (error == 0).all() if codec.config.state == "fp32" else (error < float_step(before, "bf16")).all()
-                )
+        check_codec(self.config, widths=[width])
 
     @pytest.mark.parametrize("value", [0.0, 1.0, 0.3, -0.3, 1e-3, -7e-6, 2e-8, 1000.1])
     def test_constant_rows_keep_their_value(self, value: float) -> None:

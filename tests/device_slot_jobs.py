@@ -18,7 +18,6 @@ import torch
 import triton_interpreter
 from slot_memories import DEVICE_WORK, OPTIMIZERS, device
 
-from codec_conformance import difficult_rows, level_of
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection, slots
 from stratarec.embedding.codecs import RecordCodec
@@ -31,6 +30,7 @@ from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.optimizers import ROW_OPTIMIZERS, RowOptimizer
 from stratarec.kernels.update import Gradients
+from stratarec.testing.codecs import difficult_rows, level_of
 
 # NumPy warns of operations that processors allow: infinity times 0, numbers outside an integer type.
 warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")

@@ -35,6 +35,8 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 RUN = {"shell", "python", "yaml"}
+PACKAGE = f"import sys\nsys.path.insert(0, {str(ROOT / 'tests' / 'models' / 'package')!r})\n"
+"""Code with which the package of the page about models can be imported."""
 PAGES = {
     path.relative_to(ROOT).as_posix(): path
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -113,7 +115,8 @@ def execute(page: Path, folder: Path, languages: set[str]) -> None:
             for line in commands(text):
                 command(line, folder)
         elif language == "python":
-            run_python(text, folder, SHORT if "ClickModel" in text else "")
+            before = {"ClickModel": SHORT, "import NFM": PACKAGE}
+            run_python(text, folder, next((code for word, code in before.items() if word in text), ""))
         else:
             name = re.match(r"# ([\w.-]+\.yaml)\n", text)
             if name:

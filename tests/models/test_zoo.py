@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.models import HistoryConfig, ModelConfig, build_model, build_network
-from stratarec.models.request import Runs
 from stratarec.models.zoo.config import DeepFMConfig, DINConfig, FinalMLPConfig, FMConfig, LRConfig, WideDeepConfig
+from stratarec.testing.models import check_shared_vectors
 
 D = 4
 NARROW = D - 1  # for models with a first-order weight behind each vector, because kernels are compiled for rows of four
@@ -130,26 +130,7 @@ def test_a_score_and_its_gradient_match_the_formula(name: str, dense: int) -> No
 @each
 def test_shared_vectors_score_like_one_vector_per_sample(name: str) -> None:
     """The values behind the rows of runs are arbitrary and get no gradient."""
-    score, width = score_of(name, 1).float(), CONFIGS[name].vector_width
-    runs = Runs(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True))
-    rows = torch.randn(6, 3, width)
-    rows[3:, ::2] = torch.nan
-    own = rows.clone()
-    own[:, ::2] = rows[:3, ::2].repeat_interleave(torch.tensor([3, 1, 2]), dim=0)
-    results = []
-    for vectors, given in ((rows, runs), (own, None)):
-        vectors.requires_grad_()
-        # Runs may overwrite their inputs.
-        logits = score(torch.ones(6, 1), vectors.clone(), given)
-        logits.sigmoid().sum().backward()
-        results.append((logits.detach(), vectors.grad))
-    (one, gradient), (other, expected) = results
-    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    assert gradient is not None
-    assert expected is not None
-    torch.testing.assert_close(gradient[:, 1], expected[:, 1], rtol=1e-5, atol=1e-6)
-    summed = torch.stack([expected[first:last, ::2].sum(0) for first, last in ((0, 3), (3, 4), (4, 6))])
-    torch.testing.assert_close(gradient[:3, ::2], summed, rtol=1e-5, atol=1e-6)
+    check_shared_vectors(score_of(name, 1).float(), CONFIGS[name].vector_width, 1)
 
 
 @pytest.mark.parametrize(

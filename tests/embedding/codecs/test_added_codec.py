@@ -57,27 +57,16 @@ KINDS.register("fp24", FP24)
 CHECKS = """
 import sys
 import numpy as np
-from codec_conformance import decoded, difficult_rows, encoded, every_shape, level_of
 from stratarec import Scorer
 from stratarec.embedding.config import CodecConfig
-from stratarec.kernels.codec import cpu, reference
+from stratarec.kernels.codec import cpu
 from stratarec.recipe import _adapter
+from stratarec.testing import check_codec
 from stratarec.training.export.export import export
 from stratarec.training.run.open_run import open_run
 
 assert not cpu.encode.stats.cache_path
-for width in (3, 33):
-    for codec in every_shape(CodecConfig(kind="fp24"), width):
-        rows = difficult_rows(width)
-        level, keys = level_of(codec, rows), np.arange(len(rows), dtype=np.uint64)
-        records = encoded(codec, level, keys)
-        stored = level.row_state, level.full_state.reshape(len(rows), -1), level.clock
-        for i, record in enumerate(records):
-            state, full, clock = (part[i] if len(part) else np.zeros(0, np.float32) for part in stored)
-            clock = int(clock) if codec.layout.clock else 0
-            assert record.tobytes() == reference.encode(rows[i], state, full, i, 3, codec.layout, clock)
-        back = decoded(codec, records).weights.reshape(rows.shape)
-        assert (np.abs(back - rows) <= np.maximum(2.0**-15 * np.abs(rows), 1e-40)).all()
+check_codec(CodecConfig(kind="fp24"), error=lambda rows: np.maximum(2.0**-15 * np.abs(rows), 1e-40))
 with open_run(sys.argv[1] + "/run") as trained:
     codecs = {placed.codec.kind for placed in trained.plan.tables if placed.tier != "level0"}
     export(trained, Path(sys.argv[1]) / "export")

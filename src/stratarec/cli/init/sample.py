@@ -24,10 +24,19 @@ from stratarec.cli.init.words import is_code
 from stratarec.data.columns.converter import BadRows
 from stratarec.data.columns.text_values import integers_from_numbers, numbers_from_text
 from stratarec.data.sources.files import InputFile, expand, no_rows
-from stratarec.data.sources.formats import CODECS, bare_name, compression_of, refuse_foreign, table_format
+from stratarec.data.sources.formats import (
+    CODECS,
+    JSON_SUFFIXES,
+    TSV_SUFFIXES,
+    bare_name,
+    compression_of,
+    refuse_foreign,
+    table_format,
+)
 from stratarec.data.sources.parquet import column_types, count_rows, to_frame
 from stratarec.data.sources.table_files import DAMAGE, TableFile, open_table
 from stratarec.data.sources.text import (
+    BOM,
     Block,
     Delimited,
     JsonLines,
@@ -48,15 +57,14 @@ _FRONT_BYTES = 1 << 16
 _ROWS = 200_000
 # Maximum number of files whose columns are compared, and of columns that a message names.
 _FILES, _SHOWN = 100, 6
-_BOM = b"\xef\xbb\xbf"
 _MAX_LINE_BYTES = 4 << 20
 # Delimiters of fields. Hive writes the first control character.
 _MARKS = ("\t", ",", ";", "|", "\x01", "\x1f", "\x1e", "^", "~")
 # Encodings in which each line ends with the byte of a line feed.
 _NARROW = ("utf-8", "cp1252", "latin-1")
-_JSON = (".jsonl", ".ndjson", ".json")
 CODEC_NAMES = frozenset(
-    {*CODECS, *_JSON, ".csv", ".tsv", ".tab", ".txt", ".parquet", ".pq", ".arrow", ".feather", ".ipc", ".dat", ".log"}
+    {*CODECS, *JSON_SUFFIXES, *TSV_SUFFIXES}
+    | {".csv", ".txt", ".parquet", ".pq", ".arrow", ".feather", ".ipc", ".dat", ".log"}
 )
 """File name extensions of log formats and compressions."""
 
@@ -240,16 +248,16 @@ def _table_names(file: InputFile) -> list[str]:
 def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     for file in (*files, files[0]):
         block, encoding = _head(file)
-        head = block.content.removeprefix(_BOM)
+        head = block.content.removeprefix(BOM)
         check_utf8(head, file.path)
         if b"\n" in head.strip():
             break  # a file of one line may be a header alone
     files = (file, *(other for other in files if other is not file))
     is_complete = len(files) == 1 and block.bytes_done >= file.size
-    if bare_name(file.path).endswith(_JSON):
+    if bare_name(file.path).endswith(JSON_SUFFIXES):
         check_json_lines(head, file.path)
     if head.lstrip().startswith(b"{"):
-        options = {} if bare_name(file.path).endswith(_JSON) else {"format": "jsonl"}
+        options = {} if bare_name(file.path).endswith(JSON_SUFFIXES) else {"format": "jsonl"}
         lacking = _incomplete(files, partial(_json_names, encoding=encoding))
         frame = _json(head, file).drop(lacking, strict=False)
         sample = LogSample(paths=paths, kind="csv", options=options, frame=frame, total=0, incomplete=lacking)
@@ -282,7 +290,7 @@ def _delimited(
 ) -> LogSample:
     file, options = files[0], dict[str, Any]()
     mark = _delimiter(head, file)
-    if mark != ("\t" if bare_name(file.path).endswith((".tsv", ".tab")) else ","):
+    if mark != ("\t" if bare_name(file.path).endswith(TSV_SUFFIXES) else ","):
         options["delimiter"] = mark
     names, skipped, header_lines = read_header(head, file.path, mark, '"')
     second: list[str] = []
@@ -316,7 +324,7 @@ def _json_names(file: InputFile, encoding: str) -> list[str]:
 
 def _front(file: InputFile, size: int, encoding: str) -> bytes:
     """Read about `size` bytes at the beginning of a file, as UTF-8."""
-    return next(read_blocks(file, size, _MAX_LINE_BYTES, encoding=encoding)).content.removeprefix(_BOM)
+    return next(read_blocks(file, size, _MAX_LINE_BYTES, encoding=encoding)).content.removeprefix(BOM)
 
 
 def _header(file: InputFile, mark: str, encoding: str) -> list[str]:

@@ -22,7 +22,7 @@ from stratarec.data.columns.converter import BadRows, Converter, OnBadRow, check
 from stratarec.data.schema import LabelRule, Schema
 from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, RowsConfig, Size, View, chunk_index, set_size
 from stratarec.data.sources.files import STANDARD_INPUT, InputFile, expand, fingerprint, no_rows
-from stratarec.data.sources.formats import bare_name
+from stratarec.data.sources.formats import JSON_SUFFIXES, TSV_SUFFIXES, bare_name
 from stratarec.data.sources.text import (
     BLOCK_BYTES,
     BOM,
@@ -39,7 +39,6 @@ from stratarec.errors import ConfigError, DataError
 
 Format = Literal["auto", "csv", "tsv", "jsonl"]
 
-_TSV_SUFFIXES, _JSON_SUFFIXES = (".tsv", ".tab"), (".jsonl", ".ndjson", ".json")
 # Delimiters that are tried if the recipe's delimiter yields none of the schema's names.
 _DELIMITERS = "\t;|,"
 # Number of bytes that are searched for the names of columns.
@@ -353,7 +352,7 @@ def _label_type(rule: str | LabelRule, *, has_several: bool) -> type[pl.DataType
 
 
 def _is_json(config: CsvConfig, file: InputFile) -> bool:
-    if config.format != "auto" or bare_name(file.path).endswith(_JSON_SUFFIXES):
+    if config.format != "auto" or bare_name(file.path).endswith(JSON_SUFFIXES):
         return config.format in ("auto", "jsonl")
     # Neither standard input nor the member of an archive has a suffix.
     is_unnamed = file.path == STANDARD_INPUT or file.path.lower().endswith(".zip")
@@ -361,5 +360,5 @@ def _is_json(config: CsvConfig, file: InputFile) -> bool:
 
 
 def _delimiter(config: CsvConfig, file: InputFile) -> str:
-    is_tsv = config.format == "tsv" or (config.format == "auto" and bare_name(file.path).endswith(_TSV_SUFFIXES))
+    is_tsv = config.format == "tsv" or (config.format == "auto" and bare_name(file.path).endswith(TSV_SUFFIXES))
     return config.delimiter or ("\t" if is_tsv else ",")

@@ -17,6 +17,8 @@ CODECS = {
     ".zip": "zip",
 }  # fmt: skip
 """Suffix of a compressed file -> its compression."""
+TSV_SUFFIXES, JSON_SUFFIXES = (".tsv", ".tab"), (".jsonl", ".ndjson", ".json")
+"""Suffixes of text files, without that of a compression; other text is CSV."""
 FRONT_BYTES = 512
 """Number of bytes from which a format is recognized."""
 _COMPRESSED = (
