@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from errors import refuses
 from stratarec.data.columns.converter import OnBadRow
 from stratarec.data.schema import DenseFeature, LabelRule, Schema, SparseFeature
-from stratarec.data.sources.base import ChunkShare
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.errors import DataError
@@ -170,25 +169,6 @@ def test_a_url_is_read(tmp_path: Path) -> None:
     (tmp_path / "log.csv.gz").write_bytes(gzip.compress(delimited(",")))
     url_source = CsvSource(CsvConfig(paths=(f"file://{tmp_path}/*.csv.gz",), schema=SCHEMA), "error")
     assert pl.concat([chunk.frame for chunk in url_source.chunks(tmp_path)]).to_dicts() == EXPECTED
-
-
-def test_chunks_resume_at_any_start(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    path.write_bytes(delimited(",") + delimited(",", header=False) * 50)
-    csv_source = source(path, block_bytes=100)
-    chunks = list(csv_source.chunks(tmp_path))
-    assert len(chunks) > 5
-    assert chunks[-1].bytes_done == csv_source.total_bytes
-    for start in (0, 1, 4, len(chunks)):
-        again = list(csv_source.chunks(tmp_path, ChunkShare(done=frozenset(range(start)))))
-        assert (
-            [(each.index, each.rows.tolist()) for each in again]
-            == [  # type: ignore[union-attr]
-                (each.index, each.rows.tolist())  # type: ignore[union-attr]
-                for each in chunks[start:]
-            ]
-        )
-        assert all(a.frame.equals(b.frame) for a, b in zip(again, chunks[start:], strict=True))
 
 
 HEAD = b"user,y,when,item,unused,price,shop,tags\n"

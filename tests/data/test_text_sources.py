@@ -136,12 +136,12 @@ PACKED = {"gz": gzip.compress, "zst": lambda content: pa.compress(content, "zstd
 LONG = b"\n".join([AVAZU_HEADER, *(avazu_line(i) for i in range(400))]) + b"\n"
 
 
-@pytest.mark.parametrize("ending", PACKED)
-def test_compressed_logs_resume_at_any_chunk(tmp_path: Path, ending: str) -> None:
-    (tmp_path / "log.csv").write_bytes(LONG)
-    path = tmp_path / f"log.csv.{ending}"
-    path.write_bytes(PACKED[ending](LONG))
-    frame = read(avazu(tmp_path / "log.csv"))
+@pytest.mark.parametrize("ending", ["", *PACKED])
+def test_logs_resume_at_any_chunk(tmp_path: Path, ending: str) -> None:
+    (tmp_path / "whole.csv").write_bytes(LONG)
+    path = tmp_path / f"log.csv.{ending}".rstrip(".")
+    path.write_bytes(PACKED[ending](LONG) if ending else LONG)
+    frame = read(avazu(tmp_path / "whole.csv"))
     chunks = list(avazu(path, block_bytes=3000).chunks(Path()))
     assert len(chunks) > 6
     assert_frame_equal(pl.concat([chunk.frame for chunk in chunks]), frame)
@@ -149,6 +149,7 @@ def test_compressed_logs_resume_at_any_chunk(tmp_path: Path, ending: str) -> Non
     for start in range(1, len(chunks)):
         later = list(avazu(path, block_bytes=3000).chunks(Path(), ChunkShare(done=frozenset(range(start)))))
         assert [chunk.index for chunk in later] == list(range(start, len(chunks)))
+        assert [chunk.rows.tolist() for chunk in later] == [chunk.rows.tolist() for chunk in chunks[start:]]
         assert_frame_equal(later[0].frame, chunks[start].frame)
     assert not list(avazu(path, block_bytes=3000).chunks(Path(), ChunkShare(done=frozenset(range(len(chunks))))))
 

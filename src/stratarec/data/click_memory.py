@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-import pyarrow.parquet as pq
 
 from stratarec.data.hashing import stable_hash
+from stratarec.data.user_history import read_values
 from stratarec.io.atomic import reporting_damage
 
 ITEM, TIME = "item", "time"
@@ -47,7 +47,7 @@ def item_keys(values: pl.Series) -> pl.Series:
 
 def read_click_memory(paths: Mapping[str, Path], clicks: int, time: str) -> ClickMemory:
     """Read the click memory of a data set from Parquet files. Raises `DatasetError` if the files are invalid."""
-    frames = {part: _read(paths[part]) for part in PARTS}
+    frames = {part: read_values(paths[part]) for part in PARTS}
     with reporting_damage(paths["first"]):
         kinds = dict(frames["first"].schema)
         if kinds != {ITEM: pl.UInt64(), TIME: pl.Int64()} or frames["first"].null_count().sum_horizontal().item():
@@ -66,16 +66,3 @@ def read_click_memory(paths: Mapping[str, Path], clicks: int, time: str) -> Clic
         if last is not None and first is not None and first < last:  # type: ignore[operator]
             raise ValueError("a waiting click is earlier than a recent one")
     return ClickMemory(**frames, clicks=clicks)
-
-
-def _read(path: Path) -> pl.DataFrame:
-    with reporting_damage(path):
-        table = pq.read_table(path, use_threads=False)
-        for column in table.columns:
-            column.validate(full=True)
-        frame = pl.from_arrow(table)
-        assert isinstance(frame, pl.DataFrame)
-        for name, kind in frame.schema.items():
-            if kind not in (pl.String, pl.Int64, pl.UInt64):
-                raise ValueError(f"column {name!r} is {kind}, expected text or integers of 64 bits")
-        return frame

@@ -136,21 +136,28 @@ def event_columns(schema: Schema) -> list[str]:
 
 def read_events(path: Path, schema: Schema) -> pl.DataFrame:
     """Read the events in a Parquet file, and check them: the file is not trusted."""
+    events = read_values(path)
     with reporting_damage(path):
-        table = pq.read_table(path, use_threads=False)
-        if table.column_names != event_columns(schema):
-            raise ValueError(f"its columns are {table.column_names}, expected {event_columns(schema)}")
-        for stored in table.columns:
-            stored.validate(full=True)
-        events = pl.from_arrow(table)
-        assert isinstance(events, pl.DataFrame)
+        if events.columns != event_columns(schema):
+            raise ValueError(f"its columns are {events.columns}, expected {event_columns(schema)}")
         user, time = events[schema.user], events[schema.time]
         if time.dtype != pl.Int64 or user.null_count() or time.null_count():
             raise ValueError("a user or a time is missing, or a time is not an integer")
-        for name, kind in events.schema.items():
+    return events
+
+
+def read_values(path: Path) -> pl.DataFrame:
+    """Read a Parquet file that is not trusted, and check that it has only text and integers of 64 bits."""
+    with reporting_damage(path):
+        table = pq.read_table(path, use_threads=False)
+        for stored in table.columns:
+            stored.validate(full=True)
+        frame = pl.from_arrow(table)
+        assert isinstance(frame, pl.DataFrame)
+        for name, kind in frame.schema.items():
             if kind not in (pl.String, pl.Int64, pl.UInt64):
                 raise ValueError(f"column {name!r} is {kind}, expected text or integers of 64 bits")
-    return events
+    return frame
 
 
 class Events:
