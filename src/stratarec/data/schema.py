@@ -437,9 +437,9 @@ class Schema:
         for feature in self.histories:
             if not self.user or not self.time:
                 raise ConfigError(f"sparse feature {feature.name!r}: kind history needs schema.user and schema.time")
-            self.oldest_event(feature)
+            self.age_limit(feature)
 
-    def oldest_event(self, history: SparseFeature) -> int | None:
+    def age_limit(self, history: SparseFeature) -> int | None:
         """Return `within` of a history in `time_unit`; None if it has no limit."""
         field_name = f"sparse feature {history.name!r}: within"
         return in_unit(history.within, self.time_unit, field_name) if history.within else None

@@ -63,7 +63,7 @@ class UserEvents:
     schema : Schema
         Schema with the feature.
     values : Series
-        ``[E]`` values of the feature `of`, by user, time and order of the log.
+        ``[E]`` values of the feature `of`, by user, time and order of the log; null if an event has none.
     user : ndarray
         ``[E]`` numbers or hashes of the users, at least 0, ascending.
     time : ndarray
@@ -74,11 +74,12 @@ class UserEvents:
         self, feature: SparseFeature, schema: Schema, values: pl.Series, user: NDArray[Any], time: NDArray[np.int64]
     ) -> None:
         present = values.is_not_null().to_numpy()
-        self._values, self.places = values.drop_nulls(), np.flatnonzero(present)
-        """``[E]`` indices of the events that have a value."""
-        self._length, self._within = feature.max_length, schema.oldest_event(feature)
+        self._values = values.drop_nulls()
+        self.places = np.flatnonzero(present)
+        """Indices, among the E events, of those that have a value."""
+        self._length, self._within = feature.max_length, schema.age_limit(feature)
         users, number = np.unique(user[present], return_inverse=True)
-        # Any user at the end, so that the place of a user after all others exists.
+        # One more user, so that the number of a user behind all others is a valid index.
         self._users = np.append(users, users.dtype.type(0))
         self._times = np.unique(time[present])
         self._keys = self._key(number, np.searchsorted(self._times, time[present]))
