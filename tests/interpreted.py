@@ -92,8 +92,12 @@ def _changing(change: Callable[[int, int], int]) -> Callable[..., int]:
 twin("atomics", "add")(_changing(lambda before, value: before + value))
 twin("atomics", "keep")(_changing(lambda before, value: before & value))
 twin("atomics", "mark")(_changing(lambda before, value: before | value))
+twin("atomics", "raise_to")(_changing(max))
 twin("atomics", "write")(_changing(lambda before, value: value))
 twin("atomics", "read")(lambda words, place: int(span(words, place, 1)[0]))
+
+
+twin("stack", "stack_array")(np.zeros)
 
 
 @twin("prefetch")
@@ -121,6 +125,15 @@ twin("bits", "multiply32")(lambda one, other: np.uint32(int(one) * int(other) & 
 twin("bits", "add32")(lambda one, other: np.uint32(int(one) + int(other) & 0xFFFFFFFF))
 twin("bits", "select32")(lambda condition, one, other: np.uint32(one if condition else other))
 twin("bits", "fold32")(lambda word, shift: np.uint32(int(word) ^ (int(word) >> int(shift))))
+twin("bits", "reverse_bytes")(lambda word: np.uint64(word).byteswap())
+
+
+@twin("bits")
+def fold_product(first: Any, second: Any) -> Any:
+    product = int(first) * int(second)
+    return np.uint64((product ^ product >> 64) & (1 << 64) - 1)
+
+
 twin("bits", "to_half")(lambda value: np.float16(value).view(np.uint16))
 twin("bits", "from_half")(lambda bits: np.float32(np.uint16(bits).view(np.float16)))
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import llvmlite.binding as llvm
+import numpy as np
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 os.environ |= {"NUMBA_CPU_NAME": "neoverse-n1", "NUMBA_CPU_FEATURES": "+neon"}
@@ -40,7 +41,7 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     """Return for each intrinsic a function that calls it, and the types of the function's arguments."""
     from numba import njit, types
 
-    from stratarec.kernels.runtime import atomics, outline, python_lock, team
+    from stratarec.kernels.runtime import atomics, outline, python_lock, stack, team
     from stratarec.kernels.simd import bits, lanes, prefetch, vector
 
     u8, u16, f32, i32 = (kind[::1] for kind in (types.uint8, types.uint16, types.float32, types.int32))
@@ -85,6 +86,7 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "atomics.keep": (words, word, word),
         "atomics.mark": (words, word, word),
         "atomics.pause": (),
+        "atomics.raise_to": (words, word, word),
         "atomics.read": (words, word),
         "atomics.replace": (words, word, word, word),
         "atomics.write": (words, word, word),
@@ -92,12 +94,14 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "bits.bits_float": (short,),
         "bits.float_bits": (number,),
         "bits.fold32": (short, short),
+        "bits.fold_product": (index, index),
         "bits.from_half": (types.uint16,),
         "bits.load_f32": (u8, index),
         "bits.load_u16": (u8, index),
         "bits.load_u32": (u8, index),
         "bits.load_u64": (u8, index),
         "bits.multiply32": (short, short),
+        "bits.reverse_bytes": (index,),
         "bits.select32": (types.boolean, short, short),
         "bits.set_bit": (u8, index),
         "bits.store_f32": (u8, index, number),
@@ -116,6 +120,7 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "outline.run_team": (lambda threads, a: outline.run_team(threads, body, (a,)), (board, words)),
         "python_lock.release_lock": (release, ()),
         "python_lock.take_lock": (release, ()),
+        "stack.stack_array": (lambda place: stack.stack_array(9, np.int64)[place], (word,)),
         "vector.add": two(vector.add),
         "vector.broadcast": two(vector.add),
         "vector.divide": two(vector.divide),

@@ -12,6 +12,7 @@ from stratarec.kernels.trees.sums import (
     NODE_FIELDS,
     PackedTrees,
     TreeArrays,
+    empty_block,
     pack_trees,
     reference_sum_trees,
     sum_trees,
@@ -45,7 +46,7 @@ def draw(seed: int, trees: int = T) -> tuple[np.ndarray[Any, Any], TreeArrays]:
 
 def sums_of(rows: Any, packed: PackedTrees, leaves: Any, members: int) -> Any:
     sums = np.zeros((len(rows), members), dtype=np.float64)
-    sum_trees(rows, packed, leaves, sums)
+    sum_trees(rows, packed, leaves, empty_block(rows), sums)
     return sums.astype(np.float32)
 
 

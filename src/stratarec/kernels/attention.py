@@ -24,6 +24,7 @@ from stratarec.errors import ConfigError
 from stratarec.kernels.row_index import RowIndex, add_up
 from stratarec.kernels.row_index import take as take_rows
 from stratarec.kernels.runtime.memory import RECYCLER, flat
+from stratarec.kernels.runtime.stack import stack_array
 from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
 from stratarec.kernels.runtime.threads import team_threads, tile_size
 from stratarec.kernels.simd.vector import add, blocks, broadcast, load, multiply, store, total
@@ -303,22 +304,22 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
 
     @njit(nogil=True, cache=True)
     def run_combine(team, pairs, times, samples, events, out):
-        args = (lanes, one_block, np.zeros(1, np.int64), PairRows(*pairs), times, samples, events, out)
+        args = (lanes, one_block, stack_array(1, np.int64), PairRows(*pairs), times, samples, events, out)
         run_team(team, combine, args)
 
     @njit(nogil=True, cache=True)
     def run_sum_to_samples(team, pairs, term, terms, events, out):
-        args = (lanes, one_block, np.zeros(1, np.int64), PairRows(*pairs), term, terms, events, out)
+        args = (lanes, one_block, stack_array(1, np.int64), PairRows(*pairs), term, terms, events, out)
         run_team(team, sum_to_samples, args)
 
     @njit(nogil=True, cache=True)
     def run_sum_to_events(team, pairs, term, terms, samples, out):
-        args = (lanes, one_block, np.zeros(1, np.int64), PairRows(*pairs), term, terms, samples, out)
+        args = (lanes, one_block, stack_array(1, np.int64), PairRows(*pairs), term, terms, samples, out)
         run_team(team, sum_to_events, args)
 
     @njit(nogil=True, cache=True)
     def run_dots(team, pairs, samples, events, out):
-        run_team(team, dots, (lanes, one_block, np.zeros(1, np.int64), PairRows(*pairs), samples, events, out))
+        run_team(team, dots, (lanes, one_block, stack_array(1, np.int64), PairRows(*pairs), samples, events, out))
 
     return SimpleNamespace(
         combine=run_combine, sum_to_samples=run_sum_to_samples, sum_to_events=run_sum_to_events, dots=run_dots

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.kernels.runtime.memory import RECYCLER, flat
+from stratarec.kernels.runtime.stack import stack_array
 from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
 from stratarec.kernels.runtime.threads import team_threads, tile_size
 
@@ -193,7 +194,7 @@ def expand_spans(member, counter, pooled, stride, starts, first, width):
 
 @njit(nogil=True, cache=True)
 def _expand(team, pooled, stride, starts, first, width):
-    run_team(team, expand_spans, (np.zeros(1, np.int64), pooled, stride, starts, first, width))
+    run_team(team, expand_spans, (stack_array(1, np.int64), pooled, stride, starts, first, width))
 
 
 @njit(**BODY)
@@ -228,7 +229,7 @@ def fold_runs(member, counter, gradient, stride, starts, first, width, out, tile
 
 @njit(nogil=True, cache=True)
 def _fold(team, gradient, stride, starts, first, width, out, tile):
-    run_team(team, fold_runs, (np.zeros(1, np.int64), gradient, stride, starts, first, width, out, tile))
+    run_team(team, fold_runs, (stack_array(1, np.int64), gradient, stride, starts, first, width, out, tile))
 
 
 @njit(**BODY)
@@ -252,7 +253,7 @@ def sum_columns(member, counter, gradient, columns, inverse, out, rows, tile):
 
 @njit(nogil=True, cache=True)
 def _sum_rows(team, gradient, columns, inverse, out, rows, tile):
-    run_team(team, sum_columns, (np.zeros(1, np.int64), gradient, columns, inverse, out, rows, tile))
+    run_team(team, sum_columns, (stack_array(1, np.int64), gradient, columns, inverse, out, rows, tile))
 
 
 @njit(**BODY)
@@ -274,7 +275,7 @@ def gather_tiles(member, counter, rows, width, start, length, longest, tile, out
 
 @njit(nogil=True, cache=True)
 def _gather_windows(team, rows, width, start, length, longest, tile, out):
-    run_team(team, gather_tiles, (np.zeros(1, np.int64), rows, width, start, length, longest, tile, out))
+    run_team(team, gather_tiles, (stack_array(1, np.int64), rows, width, start, length, longest, tile, out))
 
 
 @njit(**BODY)
@@ -299,7 +300,7 @@ def scatter_tiles(member, counter, gradient, width, start, length, longest, tile
 
 @njit(nogil=True, cache=True)
 def _scatter_windows(team, gradient, width, start, length, longest, tile, out, values):
-    args = (np.zeros(1, np.int64), gradient, width, start, length, longest, tile, out, values)
+    args = (stack_array(1, np.int64), gradient, width, start, length, longest, tile, out, values)
     run_team(team, scatter_tiles, args)
 
 

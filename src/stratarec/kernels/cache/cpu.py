@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from stratarec.kernels.bags import Bags, span
 from stratarec.kernels.policies import POLICIES
 from stratarec.kernels.random.cpu import GOLDEN, key_of, mix, unit
+from stratarec.kernels.runtime.stack import stack_array
 from stratarec.kernels.runtime.team import BODY, NEVER_CACHED, run_team, take
 from stratarec.kernels.simd.lanes import LANES, find_equal, largest_below, least
 from stratarec.kernels.simd.prefetch import prefetch
@@ -393,8 +394,8 @@ def stage(team, lookups, places, state, stamps, lists, result, out):
     """Run `stage_tables` with a team. Arguments are plain tuples: unpacking a named tuple takes twice as long."""
     bags, key, table_start, table_features = lookups
     arguments = (
-        np.zeros(1, np.int64), Lookups(Bags(*bags), key, table_start, table_features), Places(*places), State(*state),
-        BatchStamps(*stamps), StageLists(*lists), Found(*result), out,
+        stack_array(1, np.int64), Lookups(Bags(*bags), key, table_start, table_features), Places(*places),
+        State(*state), BatchStamps(*stamps), StageLists(*lists), Found(*result), out,
     )  # fmt: skip
     run_team(team, stage_tables, arguments)
 

@@ -15,6 +15,7 @@ import numpy as np
 from numba import literally, njit
 from numpy.typing import NDArray
 
+from stratarec.kernels.runtime.stack import stack_array
 from stratarec.kernels.runtime.team import BODY, run_team, take
 from stratarec.kernels.simd.vector import broadcast, load, multiply, multiply_add, store, store_totals, total
 
@@ -320,7 +321,7 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
     def forward_of_all(team, samples, out):
         samples = Samples(*samples)
         scratches = np.empty((team.threads, samples.vectors * samples.width + 16), np.float32)
-        run_team(team, forward, (lanes, one_block, np.zeros(1, np.int64), samples, out, scratches))
+        run_team(team, forward, (lanes, one_block, stack_array(1, np.int64), samples, out, scratches))
 
     @njit(nogil=True, cache=True)
     def backward_of_all(team, samples, gradient, dense_out, pooled_out):
@@ -332,22 +333,22 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
             np.zeros((team.threads, rows * samples.vectors + 16), np.float32),
             np.empty((team.threads, rows * samples.width + 16), np.float32),
         )
-        args = (lanes, one_block, np.zeros(1, np.int64), samples, gradient, dense_out, pooled_out, work)
+        args = (lanes, one_block, stack_array(1, np.int64), samples, gradient, dense_out, pooled_out, work)
         run_team(team, backward, args)
 
     @njit(nogil=True, cache=True)
     def forward_of_runs(team, samples, out):
         samples = RunSamples(*samples)
         scratches = np.empty((team.threads, (samples.features + samples.first) * samples.width + 16), np.float32)
-        run_team(team, run_forward, (lanes, one_block, np.zeros(1, np.int64), samples, RunProducts(*out), scratches))
+        run_team(team, run_forward, (lanes, one_block, stack_array(1, np.int64), samples, RunProducts(*out), scratches))
 
     @njit(nogil=True, cache=True)
     def backward_of_runs(team, samples, gradients, dense_out, pooled_out):
         samples = RunSamples(*samples)
         scratches = np.empty((team.threads, (samples.features + samples.first) * samples.width + 16), np.float32)
         args = (
-            lanes, one_block, np.zeros(1, np.int64), samples, RunProducts(*gradients), dense_out, pooled_out, scratches,
-            np.empty_like(scratches),
+            lanes, one_block, stack_array(1, np.int64), samples, RunProducts(*gradients), dense_out, pooled_out,
+            scratches, np.empty_like(scratches),
         )  # fmt: skip
         run_team(team, run_backward, args)
 

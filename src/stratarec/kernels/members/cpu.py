@@ -14,6 +14,7 @@ import numpy as np
 from numba import literally, njit
 from numpy.typing import NDArray
 
+from stratarec.kernels.runtime.stack import stack_array
 from stratarec.kernels.runtime.team import BODY, run_team, take
 from stratarec.kernels.simd.vector import add, broadcast, load, multiply, multiply_add, passed, store, total
 
@@ -306,7 +307,7 @@ def differentiate(member, counter, layer, values, weight, logits, gradient, bias
 
 @njit(nogil=True, cache=True)
 def run_differentiate(team, layer, values, weight, logits, gradient, bias, weight_gradient):
-    args = (np.zeros(1, np.int64), Hidden(*layer), values, weight, logits, gradient, bias, weight_gradient)
+    args = (stack_array(1, np.int64), Hidden(*layer), values, weight, logits, gradient, bias, weight_gradient)
     run_team(team, differentiate, args)
 
 
@@ -318,18 +319,18 @@ def kernels(lanes: int) -> SimpleNamespace:
     def run_fill(team, fields, out, logits):
         fields = Fields(*fields)
         sum_bins(fields)
-        run_team(team, fill, (lanes, np.zeros(1, np.int64), fields, out, logits))
+        run_team(team, fill, (lanes, stack_array(1, np.int64), fields, out, logits))
 
     @njit(nogil=True, cache=True)
     def run_spread(team, fields, inputs, gradient, logits, out):
         fields = Fields(*fields)
         fields.below[:] = np.float32(0.0)
-        args = (lanes, np.zeros(1, np.int64), fields, inputs, gradient, logits, FieldGradients(*out))
+        args = (lanes, stack_array(1, np.int64), fields, inputs, gradient, logits, FieldGradients(*out))
         run_team(team, spread, args)
 
     @njit(nogil=True, cache=True)
     def run_activate(team, layer, values, bias, weight, logits):
-        args = (lanes, np.zeros(1, np.int64), Hidden(*layer), values, bias, weight, logits)
+        args = (lanes, stack_array(1, np.int64), Hidden(*layer), values, bias, weight, logits)
         run_team(team, activate, args)
 
     return SimpleNamespace(fill=run_fill, spread=run_spread, activate=run_activate)

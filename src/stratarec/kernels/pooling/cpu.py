@@ -16,6 +16,8 @@ from numba import literally, njit
 from numpy.typing import NDArray
 
 from stratarec.kernels.bags import NO_LIMITS, Bags, Features, share
+from stratarec.kernels.runtime.atomics import raise_to
+from stratarec.kernels.runtime.stack import stack_array
 from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
 from stratarec.kernels.runtime.threads import team_threads, threads_for, tile_size
 from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch_row
@@ -39,12 +41,13 @@ class Output(NamedTuple):
 
 
 class Tasks(NamedTuple):
-    """Counter of tasks, number of samples and of features per task, and the position of a bad id by thread."""
+    """Counter of tasks, and number of samples and of features per task."""
 
     counter: NDArray[np.int64]
     samples: int
     features: int
     bad: NDArray[np.int64]
+    """One number: 1 + the largest position of a bad id that a thread met, 0 if there is none."""
 
 
 @njit(**BODY)
@@ -112,7 +115,8 @@ def pool_singles(member, lanes, one_block, tasks, weights, width, bags, filled, 
                 lanes, weights, D, bags.values, (start + first, start + stop), (features.base[f], features.rows[f]),
                 output, first * output.stride + features.column[f],
             )  # fmt: skip
-            tasks.bad[member] = max(tasks.bad[member], bad)
+            if bad >= 0:
+                raise_to(tasks.bad, 0, bad + 1)
 
 
 @njit(**BODY)
@@ -157,7 +161,7 @@ def pool_bags(member, lanes, one_block, tasks, weights, width, bags, filled, fea
             for i in range(begin, end):
                 prefetch_row(weights, U(origin + bags.values[min(i + ahead_of(D), U(stop))]) * D, D)
                 if U(bags.values[i]) >= U(limit):
-                    tasks.bad[member] = i
+                    raise_to(tasks.bad, 0, np.int64(i) + 1)
                     end = begin
             factor = share(end - begin, features.mean[f])
             pool_bag(lanes, weights, D, bags, (begin, end), origin, factor, output, target)
@@ -174,7 +178,8 @@ def gather_tiles(member, lanes, one_block, tasks, weights, width, values, table,
             break
         span = (first, min(first + tasks.samples, len(values)))
         bad = copy_rows(lanes, weights, D, values, span, table, output, first * output.stride)
-        tasks.bad[member] = max(tasks.bad[member], bad)
+        if bad >= 0:
+            raise_to(tasks.bad, 0, bad + 1)
 
 
 @njit(**BODY)
@@ -201,25 +206,6 @@ def weigh_tiles(member, lanes, one_block, tasks, weights, width, bags, features,
                 out[i] += factor * product
 
 
-# Loops, because compiling `np.full` and `max` takes 0.7 s. Not a `BODY`, because it returns an array.
-@njit(nogil=True, cache=True)
-def no_faults(threads):
-    """Return -1 for each thread: it has met no id outside its table."""
-    bad = np.empty(threads, np.int64)
-    for member in range(threads):
-        bad[member] = -1
-    return bad
-
-
-@njit(**BODY)
-def last_fault(bad):
-    """Return the largest position of an id outside its table, or -1."""
-    last = np.int64(-1)
-    for position in bad:
-        last = max(last, position)
-    return last
-
-
 @cache
 def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
     """Return the lookups for blocks of `lanes` floats; each is compiled at its first call and cached on disk.
@@ -229,27 +215,27 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
 
     @njit(nogil=True, cache=True)
     def run_pool_singles(team, weights, width, bags, filled, features, output, tile):
-        tasks = Tasks(np.zeros(1, np.int64), tile[0], tile[1], no_faults(team.threads))
+        tasks = Tasks(stack_array(1, np.int64), tile[0], tile[1], stack_array(1, np.int64))
         args = (lanes, one_block, tasks, weights, width, Bags(*bags), filled, Features(*features), Output(*output))
         run_team(team, pool_singles, args)
-        return last_fault(tasks.bad)
+        return tasks.bad[0] - 1
 
     @njit(nogil=True, cache=True)
     def run_pool_bags(team, weights, width, bags, filled, features, output, tile):
-        tasks = Tasks(np.zeros(1, np.int64), tile[0], tile[1], no_faults(team.threads))
+        tasks = Tasks(stack_array(1, np.int64), tile[0], tile[1], stack_array(1, np.int64))
         args = (lanes, one_block, tasks, weights, width, Bags(*bags), filled, Features(*features), Output(*output))
         run_team(team, pool_bags, args)
-        return last_fault(tasks.bad)
+        return tasks.bad[0] - 1
 
     @njit(nogil=True, cache=True)
     def run_gather(team, weights, width, values, table, output, tile):
-        tasks = Tasks(np.zeros(1, np.int64), tile, 1, no_faults(team.threads))
+        tasks = Tasks(stack_array(1, np.int64), tile, 1, stack_array(1, np.int64))
         run_team(team, gather_tiles, (lanes, one_block, tasks, weights, width, values, table, Output(*output)))
-        return last_fault(tasks.bad)
+        return tasks.bad[0] - 1
 
     @njit(nogil=True, cache=True)
     def run_weight_gradient(team, weights, width, bags, features, gradient, tile, out):
-        tasks = Tasks(np.zeros(1, np.int64), tile, 1, no_faults(team.threads))
+        tasks = Tasks(stack_array(1, np.int64), tile, 1, stack_array(1, np.int64))
         args = (lanes, one_block, tasks, weights, width, Bags(*bags), Features(*features), Output(*gradient), out)
         run_team(team, weigh_tiles, args)
 

@@ -9,8 +9,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from stratarec.kernels.runtime.stack import stack_array
 from stratarec.kernels.runtime.team import BODY
-from stratarec.kernels.simd.bits import load_u32, load_u64
+from stratarec.kernels.simd.bits import fold_product, load_u32, load_u64, reverse_bytes
 
 U = np.uint64
 _PRIMES_32 = U(0x9E3779B1), U(0x85EBCA77), U(0xC2B2AE3D)
@@ -28,6 +29,9 @@ _SECRET = np.frombuffer(
     ),
     dtype=np.uint8,
 )
+# Two words of the secret, combined, for short texts: from byte 8, 24, 40 and 56 on.
+_PAIRS = tuple(np.bitwise_xor(*_SECRET[at : at + 16].view(np.uint64)) for at in (8, 24, 40, 56))
+_SHORTEST = U(np.bitwise_xor(*_SECRET[:8].view(np.uint32)))
 
 
 def hash_texts(content: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -41,27 +45,6 @@ def hash_texts(content: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArra
 def _hash_texts(content, offsets, hashes):
     for t in range(len(hashes)):
         hashes[t] = hash_text(content, offsets[t], offsets[t + 1])
-
-
-@njit(**BODY)
-def _word(array, at):
-    """Return the 8 bytes at `at` as a number."""
-    return load_u64(array, U(at))
-
-
-@njit(**BODY)
-def _half(array, at):
-    """Return the 4 bytes at `at` as a number."""
-    return U(load_u32(array, U(at)))
-
-
-@njit(**BODY)
-def _fold(x, y):
-    """Return the exclusive or of both halves of the product of 128 bits."""
-    low, middle = (x & _LOW) * (y & _LOW), (x >> U(32)) * (y & _LOW)
-    other, high = (x & _LOW) * (y >> U(32)), (x >> U(32)) * (y >> U(32))
-    cross = (low >> U(32)) + (middle & _LOW) + other
-    return ((cross << U(32)) | (low & _LOW)) ^ ((middle >> U(32)) + (cross >> U(32)) + high)
 
 
 @njit(**BODY)
@@ -79,32 +62,13 @@ def _avalanche_64(word):
 
 
 @njit(**BODY)
-def _rotated(word, bits):
-    return (word << U(bits)) | (word >> U(64 - bits))
-
-
-@njit(**BODY)
-def _swapped(word):
-    """Return the bytes of a word in reverse order."""
-    result = U(0)
-    for byte in range(8):
-        result |= ((word >> U(8 * byte)) & U(255)) << U(56 - 8 * byte)
-    return result
-
-
-@njit(**BODY)
 def _mix(content, at, secret):
-    return _fold(
-        _word(content, at) ^ _word(_SECRET, secret), _word(content, at + 8) ^ _word(_SECRET, secret + 8)
+    return fold_product(
+        load_u64(content, at) ^ load_u64(_SECRET, secret), load_u64(content, at + 8) ^ load_u64(_SECRET, secret + 8)
     )  # fmt: skip
 
 
 @njit(**BODY)
-def _secret_pair(at):
-    return _word(_SECRET, at) ^ _word(_SECRET, at + 8)
-
-
-@njit(nogil=True, cache=True)
 def hash_text(content, first, end):
     """Return the hash of ``content[first:end]``."""
     size = end - first
@@ -118,31 +82,31 @@ def hash_text(content, first, end):
                 total += _mix(content, first + 16 * part, 16 * part if part < 8 else 16 * part - 125)
                 if part == 7:
                     total = _avalanche(total)
-            return _avalanche(total + _mix(content, end - 16, 119))
+            return _avalanche(total + _mix(content, end - 16, np.int64(119)))
         # From both ends to the middle.
         for part in range((size - 1) // 32 + 1):
             total += _mix(content, first + 16 * part, 32 * part)
             total += _mix(content, end - 16 * part - 16, 32 * part + 16)
         return _avalanche(total)
     if size > 8:
-        low, high = _word(content, first) ^ _secret_pair(24), _word(content, end - 8) ^ _secret_pair(40)
-        return _avalanche(length + _swapped(low) + high + _fold(low, high))
+        low, high = load_u64(content, first) ^ _PAIRS[1], load_u64(content, end - 8) ^ _PAIRS[2]
+        return _avalanche(length + reverse_bytes(low) + high + fold_product(low, high))
     if size > 3:
-        word = (_half(content, end - 4) + (_half(content, first) << U(32))) ^ _secret_pair(8)
-        word = (word ^ _rotated(word, 49) ^ _rotated(word, 24)) * _FACTOR
+        word = (U(load_u32(content, end - 4)) + (U(load_u32(content, first)) << U(32))) ^ _PAIRS[0]
+        rotated = ((word << U(49)) | (word >> U(15))) ^ ((word << U(24)) | (word >> U(40)))
+        word = (word ^ rotated) * _FACTOR
         word = (word ^ ((word >> U(35)) + length)) * _FACTOR
         return word ^ (word >> U(28))
     if size > 0:
         begin, middle, last = U(content[first]), U(content[first + (size >> 1)]), U(content[end - 1])
         word = (begin << U(16)) | (middle << U(24)) | last | (length << U(8))
-        return _avalanche_64(word ^ _half(_SECRET, 0) ^ _half(_SECRET, 4))
-    return _avalanche_64(_secret_pair(56))
+        return _avalanche_64(word ^ _SHORTEST)
+    return _avalanche_64(_PAIRS[3])
 
 
-# Counts references, because it allocates. Otherwise Numba takes this option from the function that is compiled first.
-@njit(nogil=True, cache=True, _nrt=True)
+@njit(**BODY)
 def _hash_long(content, first, end):
-    sums = np.empty(8, dtype=np.uint64)
+    sums = stack_array(8, np.uint64)
     sums[0], sums[5], sums[6], sums[7] = _PRIMES_32[2], _PRIMES_32[1], _PRIMES[4], _PRIMES_32[0]
     for place in range(4):
         sums[1 + place] = _PRIMES[place]
@@ -153,19 +117,19 @@ def _hash_long(content, first, end):
         _add_stripe(sums, content, end - 64 if is_last else first + 64 * stripe, 121 if is_last else 8 * (stripe % 16))
         if stripe % 16 == 15 and not is_last:
             for place in range(8):
-                word = sums[place] ^ (sums[place] >> U(47)) ^ _word(_SECRET, 128 + 8 * place)
+                word = sums[place] ^ (sums[place] >> U(47)) ^ load_u64(_SECRET, 128 + 8 * place)
                 sums[place] = word * _PRIMES_32[0]
     total = U(end - first) * _PRIMES[0]
     for pair in range(4):
-        left, right = _word(_SECRET, 11 + 16 * pair), _word(_SECRET, 19 + 16 * pair)
-        total += _fold(sums[2 * pair] ^ left, sums[2 * pair + 1] ^ right)
+        left, right = load_u64(_SECRET, 11 + 16 * pair), load_u64(_SECRET, 19 + 16 * pair)
+        total += fold_product(sums[2 * pair] ^ left, sums[2 * pair + 1] ^ right)
     return _avalanche(total)
 
 
 @njit(**BODY)
 def _add_stripe(sums, content, at, secret):
     for place in range(8):
-        word = _word(content, at + 8 * place)
-        key = word ^ _word(_SECRET, secret + 8 * place)
+        word = load_u64(content, at + 8 * place)
+        key = word ^ load_u64(_SECRET, secret + 8 * place)
         sums[place ^ 1] += word
         sums[place] += (key & _LOW) * (key >> U(32))

@@ -39,6 +39,7 @@ def _changing(operation):
 add = _changing("add")
 keep = _changing("and")
 mark = _changing("or")
+raise_to = _changing("max")
 
 
 @intrinsic

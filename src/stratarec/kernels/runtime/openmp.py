@@ -17,7 +17,10 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from stratarec.kernels.runtime.outline import thread_ids
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.kernels.runtime.outline import write_thread_ids
 
 # Number of the system call gettid; libc has no function for it before 2019.
 _NUMBER = {"x86_64": 186, "aarch64": 178}.get(platform.machine(), 0)
@@ -57,7 +60,7 @@ def awake(threads: int) -> int:
         return 0
     if getattr(_WORKER, "threads", 0) != threads:
         # torch ends these threads and starts others when their number changes.
-        ids = thread_ids(launcher(), threads, _NUMBER)
+        ids = _thread_ids(threads)
         others = [int(thread) for thread in ids if thread not in (0, threading.get_native_id())]
         _WORKER.threads, _WORKER.clock = threads, _clock(others[0]) if others else None
     return launcher() if _WORKER.clock is not None and _advances(_WORKER.clock) else 0
@@ -66,7 +69,14 @@ def awake(threads: int) -> int:
 def start_threads(threads: int) -> None:
     """Start `threads` OpenMP threads for the calling Python thread, including itself; they live as long as it does."""
     if _NUMBER and not _forked:
-        thread_ids(launcher(), threads, _NUMBER)
+        _thread_ids(threads)
+
+
+def _thread_ids(threads: int) -> NDArray[np.int64]:
+    """Return the system's ids of the OpenMP threads, 0 for a thread that did not take part."""
+    ids = np.zeros(threads, np.int64)
+    write_thread_ids(launcher(), _NUMBER, ids)
+    return ids
 
 
 def _clock(thread: int) -> int:

@@ -6,7 +6,6 @@ it. Numba has no public way to call compiled code from such a function, so `numb
 
 from __future__ import annotations
 
-import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
@@ -126,11 +125,9 @@ def _record_id(member, number, ids):
 
 
 @njit(nogil=True, cache=True)
-def thread_ids(launch, threads, number):
-    """Return the system's ids of the OpenMP threads, 0 for a thread that did not take part.
+def write_thread_ids(launch, number, ids):
+    """Write the system's id of each OpenMP thread to `ids`, one for each thread that may take part.
 
     `number` is the number of the system call gettid.
     """
-    ids = np.zeros(threads, np.int64)
-    run_openmp(launch, threads, _record_id, (number, ids))
-    return ids
+    run_openmp(launch, len(ids), _record_id, (number, ids))

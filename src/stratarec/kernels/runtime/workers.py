@@ -19,6 +19,7 @@ import numpy as np
 from numba import njit, types
 
 from stratarec.kernels.runtime import atomics
+from stratarec.kernels.runtime.stack import stack_array
 
 # Number of words of a line: two cache lines, because processors fetch cache lines in pairs.
 LINE = 16
@@ -49,7 +50,9 @@ LEADER_SPINS_NS = 300_000
 # Number of pauses, of 10 to 60 ns each, between two looks at the clock.
 _PAUSES = 64
 
-_BODY = {"nogil": True, "cache": True, "error_model": "numpy"}
+_KERNEL = {"nogil": True, "cache": True, "error_model": "numpy"}
+# Options of functions that only kernels call.
+_BODY = {**_KERNEL, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _CPU_SET_WORDS = 16
 
 _clock = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
@@ -62,7 +65,8 @@ _write = types.ExternalFunction("write", types.int64(types.int32, types.int64, t
 @njit(**_BODY)
 def ring(board, line):
     """Wake the thread that listens on `line`."""
-    word = np.ones(1, np.int64)
+    word = stack_array(1, np.int64)
+    word[0] = 1
     while _write(np.int32(board[line + RING]), np.int64(word.ctypes.data), 8) != 8:
         pass
 
@@ -70,7 +74,7 @@ def ring(board, line):
 @njit(**_BODY)
 def listen(board, line):
     """Sleep until another thread rings `line`; signals are ignored."""
-    word = np.zeros(1, np.int64)
+    word = stack_array(1, np.int64)
     while _read(np.int32(board[line + LISTEN]), np.int64(word.ctypes.data), 8) != 8:
         pass
 
@@ -78,7 +82,7 @@ def listen(board, line):
 @njit(**_BODY)
 def now():
     """Return the time of the system's clock in nanoseconds."""
-    read = np.empty(2, np.int64)
+    read = stack_array(2, np.int64)
     _clock(np.int32(_CLOCK), np.int64(read.ctypes.data))
     return read[0] * 1_000_000_000 + read[1]
 
@@ -97,7 +101,9 @@ if sys.platform == "linux":
         here = np.int64(_cpu())
         if board[line + AVOIDED] == here or not 0 <= here < 64 * _CPU_SET_WORDS:
             return
-        allowed = board[ALLOWED : ALLOWED + _CPU_SET_WORDS].copy()
+        allowed = stack_array(_CPU_SET_WORDS, np.int64)
+        for word in range(_CPU_SET_WORDS):
+            allowed[word] = board[ALLOWED + word]
         allowed[here >> 6] &= ~(np.int64(1) << (here & 63))
         board[line + AVOIDED] = here
         _allow(np.int32(board[line + THREAD]), 8 * _CPU_SET_WORDS, np.int64(allowed.ctypes.data))
@@ -166,7 +172,7 @@ def lead(board, threads, function, data):
     close(board, job)
 
 
-@njit(**_BODY)
+@njit(**_KERNEL)
 def help_with(board, job):
     """If a job is open, enter it, run it and leave; return whether it was open."""
     state = atomics.read(board, job)
@@ -195,7 +201,7 @@ def look_out(board, posted):
     return False
 
 
-@njit(**_BODY)
+@njit(**_KERNEL)
 def serve(board, line):
     """Run a helper until the board says that helpers should end."""
     while atomics.read(board, STOPPED) == 0:
@@ -213,7 +219,7 @@ def serve(board, line):
             listen(board, line)
 
 
-@njit(**_BODY)
+@njit(**_KERNEL)
 def stop(board):
     """Make all helpers end."""
     atomics.write(board, STOPPED, 1)

@@ -142,6 +142,25 @@ def fold32(typingctx, word, shift):
     return types.uint32(types.uint32, types.uint32), codegen
 
 
+@intrinsic
+def fold_product(typingctx, first, second):
+    """Return the exclusive or of both halves of the product, of 128 bits, of two uint64."""
+
+    def codegen(context, builder, signature, args):
+        wide = ir.IntType(128)
+        product = builder.mul(*(builder.zext(word, wide) for word in args))
+        halves = (builder.trunc(part, args[0].type) for part in (product, builder.lshr(product, wide(64))))
+        return builder.xor(*halves)
+
+    return types.uint64(types.uint64, types.uint64), codegen
+
+
+@intrinsic
+def reverse_bytes(typingctx, word):
+    """Return the bytes of a uint64 in reverse order."""
+    return types.uint64(types.uint64), lambda context, builder, signature, args: builder.bswap(args[0])
+
+
 def _half_instructions():
     """Return whether Numba compiles for a processor that converts half floats itself.
 

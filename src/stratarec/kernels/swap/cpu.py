@@ -23,6 +23,7 @@ from stratarec.kernels.codec.cpu import (
     write_key_of,
 )
 from stratarec.kernels.random.cpu import key_of
+from stratarec.kernels.runtime.stack import stack_array
 from stratarec.kernels.runtime.team import BODY, run_team, take
 from stratarec.kernels.simd.bits import set_bit, test_bit
 from stratarec.kernels.simd.prefetch import prefetch
@@ -130,7 +131,7 @@ def swap(team, form, slots, home, lists, rows, write):
         pieces[t + 1] = pieces[t] + (count[t] + PIECE_ROWS - 1) // PIECE_ROWS
     # One entry per piece, so that the result does not depend on the timing of threads.
     refused = np.full(pieces[-1], -1)
-    arguments = (np.zeros(1, np.int64), form, slots, home, lists, pieces, Rows(*rows), write, refused)
+    arguments = (stack_array(1, np.int64), form, slots, home, lists, pieces, Rows(*rows), write, refused)
     run_team(team, swap_pieces, arguments)
     for entry in refused:
         if entry >= 0:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.runtime.python_lock import release_lock, take_lock
 from stratarec.kernels.trees.pair_lookup import PackedPairs, look_up
-from stratarec.kernels.trees.sums import PackedTrees, sum_trees
+from stratarec.kernels.trees.sums import PackedTrees, empty_block, sum_trees
 
 Floats = NDArray[np.float32]
 Int64s = NDArray[np.int64]
@@ -46,10 +46,14 @@ def fill_columns(samples: Samples, rates: Floats, pairs: PackedPairs) -> Floats:
         ``[S, R]`` click rates; codes from R on have the rate of code 0.
     pairs : PackedPairs
     """
-    sparse, width = len(samples.keys), samples.dense.shape[1]
-    rows = np.empty((len(samples.dense), 2 * sparse + width + len(pairs.columns)), dtype=np.float32)
+    rows = _empty_rows(samples, pairs)
     _fill(tuple(samples), rates, tuple(pairs), rows)
     return rows
+
+
+def _empty_rows(samples: Samples, pairs: PackedPairs) -> Floats:
+    size, width = samples.dense.shape
+    return np.empty((size, 2 * len(samples.keys) + width + len(pairs.columns)), dtype=np.float32)
 
 
 class FittedTrees(NamedTuple):
@@ -67,24 +71,18 @@ class FittedTrees(NamedTuple):
 
 def tree_logits(samples: Samples, fitted: FittedTrees) -> Floats:
     """Return the logits of the members that are trees, ``[B, M]``."""
-    logits = np.empty((len(samples.dense), fitted.members), dtype=np.float32)
-    rates, pairs, trees, leaves, _ = fitted
-    _compute(tuple(samples), rates, tuple(pairs), tuple(trees), leaves, logits)
-    return logits
+    rates, pairs, trees, leaves, members = fitted
+    rows, sums = _empty_rows(samples, pairs), np.zeros((len(samples.dense), members))
+    _compute(tuple(samples), rates, tuple(pairs), tuple(trees), leaves, rows, empty_block(rows), sums)
+    return sums.astype(np.float32)
 
 
 @njit(cache=True)
-def _compute(samples, rates, pairs, trees, leaves, logits):
-    state = release_lock() if len(logits) > _FEW else np.int64(0)
-    dense, _, _, keys = samples
-    rows = np.empty((len(dense), 2 * len(keys) + dense.shape[1] + len(pairs[0])), np.float32)
-    sums = np.zeros(logits.shape, np.float64)
+def _compute(samples, rates, pairs, trees, leaves, rows, block, sums):
+    state = release_lock() if len(rows) > _FEW else np.int64(0)
     _fill(samples, rates, pairs, rows)
-    sum_trees(rows, PackedTrees(*trees), leaves, sums)
-    for b in range(len(logits)):
-        for m in range(logits.shape[1]):
-            logits[b, m] = sums[b, m]
-    if len(logits) > _FEW:
+    sum_trees(rows, PackedTrees(*trees), leaves, block, sums)
+    if len(rows) > _FEW:
         take_lock(state)
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.bags import BagBatch, GroupLayout, span
 from stratarec.kernels.runtime.numba_private import has_cached_kernel
+from stratarec.kernels.runtime.stack import stack_array
 from stratarec.kernels.runtime.team import run_team, take, team_of
 from stratarec.kernels.runtime.threads import threads_for
 from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch, prefetch_row
@@ -308,7 +309,7 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
         # Named tuples are built here: passing one from Python costs 0.6 to 1.4 us, passing a plain tuple 0.2 to 0.6.
         (rule, numbers), missed = step
         args = (
-            lanes, one_block, UpdateTasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2]), width, Slots(*slots),
+            lanes, one_block, UpdateTasks(stack_array(1, np.int64), tasks[0], tasks[1], tasks[2]), width, Slots(*slots),
             batch_of(batch), GradientArrays(*gradients), MemberScratch(*work),
             Step(rule_of(rule), step_numbers_of(numbers), MissedSteps(*missed)),
         )  # fmt: skip
@@ -316,7 +317,7 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
 
     @njit(nogil=True, cache=IS_CACHED)
     def run_norms(team, width, batch, gradients, work, out):
-        counter = np.zeros(1, np.int64)
+        counter = stack_array(1, np.int64)
         args = (
             lanes, one_block, counter, width, batch_of(batch), GradientArrays(*gradients), MemberScratch(*work), out,
         )  # fmt: skip
@@ -324,7 +325,7 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
 
     @njit(nogil=True, cache=IS_CACHED)
     def run_apply_missed(team, width, slots, batch, tasks, rule, missed):
-        tasks = UpdateTasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2])
+        tasks = UpdateTasks(stack_array(1, np.int64), tasks[0], tasks[1], tasks[2])
         args = (lanes, one_block, tasks, width, Slots(*slots), batch_of(batch), rule_of(rule), MissedSteps(*missed))
         run_team(team, apply_missed_of_tables, args)
 
