@@ -111,11 +111,16 @@ def test_init_and_prepare_load_neither_torch_nor_numba(tmp_path: Path) -> None:
     assert loaded_libraries(["prepare", "log.yaml"], tmp_path) == "0 []"
 
 
-def test_init_loads_lightgbm_without_scikit_learn(tmp_path: Path) -> None:
-    assert importlib.util.find_spec("sklearn"), "LightGBM would import it"
-    rows = [f"{row % 50},{1_700_000_000 + 900 * row},{int(row % 3 == 0)}" for row in range(3000)]
-    (tmp_path / "log.csv").write_text("\n".join(["user,time,click", *rows]))
+def test_a_log_with_dates_loads_lightgbm_alone(tmp_path: Path) -> None:
+    """`init` fits LightGBM, which imports scikit-learn if it can. Dates are text, which is no reason to load Numba."""
+    assert importlib.util.find_spec("sklearn")
+    rows = [
+        f"{row % 50},2024-03-{1 + row // 288:02} {row // 12 % 24:02}:{5 * (row % 12):02}:00,{int(row % 3 == 0)}"
+        for row in range(3000)
+    ]
+    (tmp_path / "log.csv").write_text("\n".join(["user,time,click", *rows, ""]))
     assert loaded_libraries(["init", "log.csv"], tmp_path) == "0 ['lightgbm']"
+    assert loaded_libraries(["prepare", "log.yaml"], tmp_path) == "0 []"
 
 
 def test_checking_a_data_set_does_not_load_torch(tmp_path: Path) -> None:

@@ -331,8 +331,8 @@ class Delimited:
         lines in `content`. Malformed records are added to `bad`; empty lines are ignored.
         """
         if self._is_plain(content, len(numbers)):
-            frame = self._read(content, types)
-            if frame is not None and frame.height == len(numbers):
+            frame = self._read_rows(content, types, len(numbers))
+            if frame is not None:
                 return frame, np.arange(numbers.start, numbers.stop, dtype=np.int64)
         return self._parse_records(content, numbers.start, types, bad)
 
@@ -363,14 +363,12 @@ class Delimited:
             bad.raise_first()  # a stray quote in an earlier line may have opened this one
             raise _unclosed_quote(self.path, first_line + content.count(b"\n", 0, end), content[end:], self.quote)
         content, lines = _select_records(content, records.ends, is_good), lines[is_good]
-        as_text = dict.fromkeys(types, pl.String)
-        for column_types in (types, as_text):
-            frame = self._read(content, column_types)
-            if frame is not None and frame.height == len(lines):
-                return frame, lines
+        frame = self._read_rows(content, types, len(lines))
+        if frame is not None:
+            return frame, lines
         content, lines = self._decodable(content, lines, bad)
-        frame = self._read(content, as_text)
-        if frame is None or frame.height != len(lines):
+        frame = self._read_rows(content, dict.fromkeys(types, pl.String), len(lines))
+        if frame is None:
             raise DataError(f"{self.path}, line {first_line} and after: cannot be read as delimited text")
         return frame, lines
 
@@ -389,6 +387,14 @@ class Delimited:
                 is_good[row] = False
                 bad.add(self.path, int(lines[row]), fault)
         return _select_records(content, ends, is_good), lines[is_good]
+
+    def _read_rows(self, content: bytes, types: ColumnTypes, rows: int) -> pl.DataFrame | None:
+        """Parse `rows` records. If a value does not fit its type, all columns are text. None if Polars reads others."""
+        for column_types in (types, dict.fromkeys(types, pl.String)):
+            frame = self._read(content, column_types)
+            if frame is not None and frame.height == rows:
+                return frame
+        return None
 
     def _read(self, content: bytes, types: ColumnTypes) -> pl.DataFrame | None:
         """Parse well-formed records with Polars; None if Polars refuses them."""
