@@ -15,7 +15,7 @@ import pytest
 
 from errors import refuses
 from stratarec.data.columns.frames import read_frame
-from stratarec.data.schema import Schema, SparseFeature
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.vocabulary import Vocabulary
@@ -81,6 +81,28 @@ def test_a_list_as_text_has_the_same_values_everywhere(
     ids = [1 + sorted(set(expected)).index(value) for value in expected]
     for rows in (1, 100):  # by rows and by columns
         assert tags.encode({"tags": [text] * rows})[1].values.tolist() == ids * rows
+
+
+@pytest.mark.parametrize("copies", [1, 600])  # a few rows, and columns
+@pytest.mark.parametrize(
+    ("price", "city", "message"),
+    [
+        (["9.5", 20.0], ["a", "b"], "row 1 price '9.5' number"),
+        ([20.0, "9.5"], ["a", "b"], "row 2 price '9.5' number"),
+        ([20.0, [1.0]], ["a", "b"], "row 2 price list number"),
+        ([[1.0], 20.0], ["a", "b"], "row 1 price list number"),
+        ([1.0, 1e39], ["a", "b"], "row 2 price 1e+39 3e+38"),
+        ([1, 10**400], ["a", "b"], "row 2 price 3e+38"),
+        ([1, 2], ["a", "\ud800"], "row 2 city surrogates"),
+        ([1, 2], ["a", 3], "row 2 city 3 text alone"),
+    ],
+)
+def test_a_wrong_value_of_a_frame_is_named_with_its_row(
+    price: list[Any], city: list[Any], message: str, copies: int
+) -> None:
+    schema = Schema(dense=(DenseFeature(name="price"),), sparse=(SparseFeature(name="city"),))
+    with refuses(DataError, message):
+        read_frame({"price": price * copies, "city": city * copies}, schema)
 
 
 @pytest.mark.parametrize("type", ["auto", "text", "integer"])

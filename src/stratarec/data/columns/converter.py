@@ -275,7 +275,9 @@ class Converter:
         # In a column of floats, NaN is a missing value. In a column that had to be read as text, it is an error.
         value = value.fill_nan(None)
         missing = raw.is_null() if raw.dtype in TEXT_TYPES else value.is_null()
-        self.require(raw, missing | (value.abs() <= MAX_NUMBER), "a finite number or nothing")
+        self.require(
+            raw, missing | (value.abs() <= MAX_NUMBER), f"a finite number of at most {MAX_NUMBER:g}, or nothing"
+        )
         return value
 
     def weight(self, raw: pl.Series) -> pl.Series:

@@ -66,9 +66,10 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
     features = replace(schema, sparse=sparse, weight="", time=schema.scored_time, session="", user="")
     names, columns = _column_names(frame), {}
     check_present(names, schema.scored_columns, FRAME)
+    numbers = {feature.source for feature in schema.dense if not feature.decimal}
     for name in schema.scored_columns:
         with naming_column(FRAME, name):
-            columns[name] = read_column(name, frame[name])
+            columns[name] = read_column(name, frame[name], is_number=name in numbers)
     rows = check_lengths(columns)
     bad = BadRows(None)
     converter = Converter(FRAME, 1 + np.arange(rows, dtype=np.int64), bad)
@@ -130,25 +131,28 @@ def _column_names(frame: Any) -> list[Any]:
         raise DataError(f"got {type(frame).__name__}, expected a DataFrame or a mapping of columns") from None
 
 
-def read_column(name: str, column: Any) -> pl.Series:
-    """Convert a column of any kind to a series. Python objects become text, integers, floats, or lists of these."""
+def read_column(name: str, column: Any, *, is_number: bool = False) -> pl.Series:
+    """Convert a column of any kind to a series. Python objects become text, integers, floats, or lists of these.
+
+    `is_number` says that numbers are expected: if objects of several types are mixed, the error is about another one.
+    """
     if isinstance(column, pa.Array | pa.ChunkedArray):
         column.validate(full=True)  # Polars does not notice bytes that are no text
         inner = getattr(column.type, "value_type", None)
         if inner is None or not pa.types.is_nested(inner):
             return pl.Series(name, column)
     elif isinstance(column, pl.Series):
-        return column.alias(name) if column.dtype != pl.Object else _from_cells(name, column.to_list())
+        return column.alias(name) if column.dtype != pl.Object else _from_cells(name, column.to_list(), is_number)
     elif type(column).__module__.split(".")[0] == "pandas" and hasattr(column, "dtype"):
-        return _from_cells(name, column.tolist()) if column.dtype == object else pl.Series(name, column)
+        return _from_cells(name, column.tolist(), is_number) if column.dtype == object else pl.Series(name, column)
     elif isinstance(column, np.ndarray) or hasattr(column, "__array__"):
-        return _from_array(name, column if isinstance(column, np.ndarray) else np.asarray(column))
+        return _from_array(name, column if isinstance(column, np.ndarray) else np.asarray(column), is_number)
     elif isinstance(column, Sequence) and not isinstance(column, str | bytes | bytearray | memoryview):
-        return _from_cells(name, list(column))
+        return _from_cells(name, list(column), is_number)
     raise DataError(f"{FRAME}: column {name!r} is {_describe(column)}, expected a list, an array or a series")
 
 
-def _from_array(name: str, column: np.ndarray[Any, Any]) -> pl.Series:
+def _from_array(name: str, column: np.ndarray[Any, Any], is_number: bool) -> pl.Series:
     kind = column.dtype
     if kind.kind == "M" and column.ndim == 1:
         return pl.Series(name, column.astype("datetime64[us]"))
@@ -158,19 +162,19 @@ def _from_array(name: str, column: np.ndarray[Any, Any]) -> pl.Series:
             "of numbers or text, or two dimensions for lists of numbers or text"
         )
     if kind.kind in "UO" or kind.itemsize > 8 or isinstance(column, np.ma.MaskedArray):
-        return _from_cells(name, column.tolist())
+        return _from_cells(name, column.tolist(), is_number)
     return pl.Series(name, column, nan_to_null=True)
 
 
-def _from_cells(name: str, cells: list[Any]) -> pl.Series:
+def _from_cells(name: str, cells: list[Any], is_number: bool) -> pl.Series:
     """Convert a column of Python objects, which are values or lists of values; None and NaN become null."""
     families = _families(cells)
-    if "list" not in families.values():
-        return _from_values(name, cells, range(len(cells)), families)
+    if is_number or "list" not in families.values():
+        return _from_values(name, cells, range(len(cells)), families, is_number)
     lists = [_list_or_none(name, row, cell) for row, cell in enumerate(cells)]
     lengths = np.array([0 if items is None else len(items) for items in lists], dtype=np.int64)
     flat = list(chain.from_iterable(items for items in lists if items is not None))
-    values = _from_values(name, flat, np.repeat(np.arange(len(lists)), lengths), _families(flat))
+    values = _from_values(name, flat, np.repeat(np.arange(len(lists)), lengths), _families(flat), is_number)
     offsets = pa.array(np.concatenate([[0], lengths.cumsum()]))
     missing = pa.array([items is None for items in lists], type=pa.bool_())
     return pl.Series(name, pa.LargeListArray.from_arrays(offsets, values.to_arrow(), mask=missing))
@@ -189,11 +193,39 @@ def _list_or_none(name: str, row: int, cell: Any) -> list[Any] | None:
 
 
 def _from_values(
-    name: str, cells: list[Any], rows: Sequence[int] | NDArray[np.int64], families: Mapping[type, _Family]
-) -> pl.Series:
+    name: str, cells: list[Any], rows: Sequence[int] | NDArray[np.int64], families: Mapping[type, _Family],
+    is_number: bool,
+) -> pl.Series:  # fmt: skip
     """Convert cells to a series of text, integers or floats.
 
     `rows` lists the row of each cell. `families` maps each Python type in the cells to its family."""
+    try:
+        return _to_series(name, cells, rows, families, is_number)
+    except (UnicodeError, OverflowError):
+        for row, cell in zip(rows, cells, strict=True):
+            if expected := _reason(cell):
+                raise _cell_error(name, int(row), cell, expected) from None
+        raise
+
+
+def _reason(cell: Any) -> str:
+    """Return what is expected instead of a cell that no series can contain; empty if one can."""
+    try:
+        if isinstance(cell, str):
+            cell.encode()
+        elif _family(type(cell)) in ("integer", "real"):
+            float(cell)
+    except UnicodeError:
+        return "text without surrogates"
+    except OverflowError:
+        return f"a number of at most {MAX_NUMBER:g}"
+    return ""
+
+
+def _to_series(
+    name: str, cells: list[Any], rows: Sequence[int] | NDArray[np.int64], families: Mapping[type, _Family],
+    is_number: bool,
+) -> pl.Series:  # fmt: skip
     if any(issubclass(kind, Decimal) for kind in families):
         cells = [_integer_or_cell(cell) for cell in cells]
         families = _families(cells)
@@ -213,9 +245,12 @@ def _from_values(
         return pl.Series(name, [_utc(cell) for cell in cells], dtype=pl.Datetime("us"))
     if not present <= {"integer", "real"}:
         kinds = [families[type(cell)] for cell in cells]
-        allowed = {"nothing", next(kind for kind in kinds if kind != "nothing")} - {"", "list"}
+        first, expected = {next(kind for kind in kinds if kind != "nothing")}, "text alone, or numbers alone"
+        if is_number:
+            first, expected = {"integer", "real"}, "a number or nothing"
+        allowed = (first | {"nothing"}) - {"", "list"}
         place = next(place for place, kind in enumerate(kinds) if kind not in allowed)
-        raise _cell_error(name, int(rows[place]), cells[place], "text alone, or numbers alone")
+        raise _cell_error(name, int(rows[place]), cells[place], expected)
     if present == {"integer"}:
         integers = [None if families[type(cell)] == "nothing" else int(cell) for cell in cells]
         numbers = [value for value in integers if value is not None]
