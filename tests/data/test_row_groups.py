@@ -83,7 +83,10 @@ def test_reading_returns_what_was_written(tmp_path: Path, dictionary: Any, schem
     kinds = {name: "multi" if name in ("texts", "larges") else "single" for name in table.column_names[1:]}
     rows = [row for chunk in source(tmp_path / "log.parquet", **kinds).chunks(tmp_path) for row in chunk.frame.rows()]
     expected = [
-        tuple([each for each in value if each is not None] if isinstance(value, list) else value for value in row)
+        tuple(
+            [each for each in value if each is not None] if isinstance(value, list) else None if value == "" else value
+            for value in row
+        )
         for row in zip(*table.to_pydict().values(), strict=True)
     ]
     assert [tuple(row) for row in rows] == expected
