@@ -91,7 +91,9 @@ def category(kind: pa.DataType, cell: Any) -> Any:
         return cell or None
     if has_fractions(kind):
         return None if cell is None or math.isnan(cell) else as_integer(cell)
-    if not (is_integer(kind) or pa.types.is_boolean(kind)):
+    if pa.types.is_boolean(kind):
+        return None if cell is None else str(cell).lower()
+    if not is_integer(kind):
         raise WrongType
     return None if cell is None else int(cell)
 

@@ -83,6 +83,29 @@ def test_a_list_as_text_has_the_same_values_everywhere(
         assert tags.encode({"tags": [text] * rows})[1].values.tolist() == ids * rows
 
 
+@pytest.mark.parametrize("rows", [1, 600])  # a few rows, and columns
+def test_booleans_are_the_same_category_everywhere(rows: int, tmp_path: Path) -> None:
+    feature, expected = SparseFeature(name="member"), ["true", "false", None]
+    for texts in (["true", "false", ""], ["True", "False", ""], ["TRUE", "FALSE", ""]):
+        for form, values in in_every_format(texts, feature, tmp_path).items():
+            assert values == expected, form
+    schema, flags = Schema(label="y", sparse=(feature,)), pl.DataFrame({"y": [0] * 3, "member": [True, False, None]})
+    flags.write_parquet(tmp_path / "flags.parquet")
+    flags.write_ndjson(tmp_path / "flags.jsonl")
+    parquet = ParquetSource(ParquetConfig(paths=(str(tmp_path / "flags.parquet"),), schema=schema), "error")
+    lines = CsvSource(CsvConfig(paths=(str(tmp_path / "flags.jsonl"),), schema=schema), "error")
+    sources: tuple[CsvSource | ParquetSource, ...] = (parquet, lines)
+    for source in sources:
+        assert pl.concat([chunk.frame for chunk in source.chunks(tmp_path)])["member"].to_list() == expected
+    for cells in ([True, False, None], [np.bool_(True), np.bool_(False), None], ["True", "FALSE", None]):
+        assert read_frame({"member": cells}, schema)["member"].to_list() == expected
+        for values in (["false", "true"], [0, 1]):  # a log with whole numbers may be served booleans
+            if values == [0, 1] and isinstance(cells[0], str):
+                continue
+            ids = encoder(feature, values).encode({"member": cells * rows})[1].values.tolist()
+            assert ids == [2, 1] * rows
+
+
 @pytest.mark.parametrize("copies", [1, 600])  # a few rows, and columns
 @pytest.mark.parametrize(
     ("price", "city", "message"),

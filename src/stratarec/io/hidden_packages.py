@@ -12,6 +12,15 @@ from contextlib import contextmanager
 _NAMES = ("sklearn", "pandas", "matplotlib", "graphviz", "dask")
 
 
+class _Refusal:
+    """Finder of modules that refuses to find some packages."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Raise `ModuleNotFoundError` for one of the packages; others are left to the other finders."""
+        if name in _NAMES:
+            raise ModuleNotFoundError(f"{name} is hidden", name=name)
+
+
 @contextmanager
 def hidden_packages() -> Iterator[None]:
     """Make importing these packages fail inside the context, unless they are already imported.
@@ -19,10 +28,10 @@ def hidden_packages() -> Iterator[None]:
     LightGBM then lacks its scikit-learn classes until the process ends. So this is only for processes that run no code
     of a user.
     """
-    names = [name for name in _NAMES if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]
+    # Not None in `sys.modules`: pyarrow would take it for pandas.
+    refusal = _Refusal()
+    sys.meta_path.insert(0, refusal)
     try:
         yield
     finally:
-        for name in names:
-            del sys.modules[name]
+        sys.meta_path.remove(refusal)

@@ -37,6 +37,8 @@ from stratarec.errors import DataError
 
 OnBadRow = Literal["error", "skip"]
 
+BOOLEANS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
+"""Other spellings of booleans, such as those of pandas, and the category that they are."""
 MAX_NUMBER = 3.0e38
 """Maximum absolute value of a number, slightly less than the maximum of float32."""
 _EXAMPLES, _MOST_NAMES = 5, 10
@@ -295,7 +297,8 @@ class Converter:
     def category(self, raw: pl.Series, type: ValueType = "auto") -> pl.Series:
         """Return categories as ``Int64`` or ``String``, or as ``UInt64`` if the raw column is; null where missing.
 
-        An empty text is missing in every format, because text files cannot tell the two apart.
+        An empty text is missing in every format, because text files cannot tell the two apart. Booleans are the texts
+        ``true`` and ``false``, as in JSON, however a file writes them, unless the type is ``integer``.
         """
         if type == "text":
             return self.category(raw).cast(pl.String)
@@ -303,7 +306,11 @@ class Converter:
             text = raw.cast(pl.String)
             if (text == "").any():
                 text = text.to_frame().select(pl.when(pl.first() != "").then(pl.first())).to_series()
+            if type == "auto" and text.is_in(list(BOOLEANS)).any():
+                text = text.replace(BOOLEANS)
             return text if type == "auto" else self._integers(raw, integers_from_text(text), text.is_null(), _INTEGER)
+        if raw.dtype == pl.Boolean and type == "auto":
+            return raw.cast(pl.String)
         if raw.dtype == pl.UInt64:
             return raw
         if raw.dtype.is_float() or raw.dtype.is_decimal():

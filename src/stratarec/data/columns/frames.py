@@ -23,7 +23,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.data.columns.converter import MAX_NUMBER, BadRows, Converter, check_present, naming_column
+from stratarec.data.columns.converter import BOOLEANS, MAX_NUMBER, BadRows, Converter, check_present, naming_column
 from stratarec.data.columns.dates import NO_DATE, compute_dates, read_plain_date
 from stratarec.data.columns.text_values import split_text
 from stratarec.data.schema import Schema, SparseFeature
@@ -230,6 +230,8 @@ def _to_series(
         cells = [_integer_or_cell(cell) for cell in cells]
         families = _families(cells)
     present = set(families.values()) - {"nothing"}
+    if present and {kind for kind, family in families.items() if family != "nothing"} <= {bool, np.bool_}:
+        return pl.Series(name, [bool(cell) if families[type(cell)] != "nothing" else None for cell in cells])
     polars_type = _POLARS_TYPES.get(next(iter(families))) if len(families) == 1 else None
     if polars_type is not None:
         with suppress(TypeError, OverflowError):  # integers beyond 64 bits
@@ -496,6 +498,8 @@ def _plain_values(columns: Sequence[Sequence[Any]], group: _Group) -> tuple[list
     if _NoneType in kinds or (group.type is str and "" in cells):
         counts = [int(cell not in _MISSING) for cell in cells]
         cells = [cell for cell in cells if cell not in _MISSING]
+    if group.type is str and not BOOLEANS.keys().isdisjoint(cells):
+        cells = [BOOLEANS.get(cell, cell) for cell in cells]
     if group.lists:
         bags = [_plain_items(cell, feature) for place, feature in group.lists for cell in columns[place]]
         counts = ([1] * len(cells) if counts is None else counts) + list(map(len, bags))

@@ -228,8 +228,12 @@ def numbers_from_text(text: pl.Series, decimal: Decimal) -> pl.Series:
 
 
 def cast_exactly(values: pl.Series, kind: pl.DataType) -> pl.Series:
-    """Cast values to `kind`; raise `PolarsError` for text that is not a number or has leading zeros."""
+    """Cast values to `kind`; raise `PolarsError` for text that is not a number or has leading zeros.
+
+    Booleans, which are texts, become 1 and 0.
+    """
     if values.dtype == pl.String and kind.is_integer():
+        values = values.replace({"true": "1", "false": "0"})
         padded = values.filter(values.str.contains(_LEADING_ZEROS))
         if len(padded):
             raise pl.exceptions.InvalidOperationError(f"{padded[0]!r} has leading zeros")
