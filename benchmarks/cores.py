@@ -14,6 +14,7 @@ Gate: the checks of `embedding` and `train`, and equal predictions with every nu
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.synthetic import CRITEO_ROWS, SyntheticConfig
 from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.training.run.run_directory import read_recipe
 
 MOST_THREADS = 16
 PARTS = ("embedding", "train", "serving")
@@ -137,10 +139,11 @@ def _step(dataset: Dataset, shape: Shape, quick: bool, peers: bool) -> list[dict
 
 def commands(folder: Path, rounds: int) -> list[dict[str, Any]]:
     """Measure `prepare` and `predict` on several processors."""
-    recipe, log, scores = folder / "run" / "recipe.json", folder / "log.parquet", folder / "scores.csv"
+    recipe, log, scores = folder / "recipe.yaml", folder / "log.parquet", folder / "scores.csv"
+    recipe.write_text(json.dumps(read_recipe(folder / "run").to_dict()))
     works: dict[str, Sequence[str]] = {
         "prepare": ["prepare", "-q", str(recipe), "--overwrite", f"data.path={folder / 'again'}"],
-        "predict": ["predict", "-q", str(folder / "run"), str(log), "--overwrite", "-o", str(scores)],
+        "predict": ["predict", "-q", str(folder / "run"), str(log), "-o", str(scores)],
     }
     seconds: dict[str, Times] = {name: {count: [] for count in counts()} for name in works}
     expected = None
