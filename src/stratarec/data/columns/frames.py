@@ -203,12 +203,12 @@ def _from_values(
         return _to_series(name, cells, rows, families, is_number)
     except (UnicodeError, OverflowError):
         for row, cell in zip(rows, cells, strict=True):
-            if expected := _reason(cell):
+            if expected := _expected_instead(cell):
                 raise _cell_error(name, int(row), cell, expected) from None
         raise
 
 
-def _reason(cell: Any) -> str:
+def _expected_instead(cell: Any) -> str:
     """Return what is expected instead of a cell that no series can contain; empty if one can."""
     try:
         if isinstance(cell, str):

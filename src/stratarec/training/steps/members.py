@@ -9,8 +9,8 @@ optimizer's file.
 Greedy selection (Caruana et al., ICML 2004) does not give better weights in the mean. For equally good ones it needs
 many random subsets of the samples (`docs/log.md`).
 
-The copies need as much memory as network and tables. Where members share layers, or not all rows are in DRAM, there
-are no copies: a checkpoint has all networks at its step, and only their weights and those of trees are chosen.
+The copies need as much memory as network and tables. Where members share layers, or not all rows are float32
+in DRAM, there are no copies: a checkpoint has all networks at its step, and only their weights and those of trees are chosen.
 
 Shapes: N validation samples, K members.
 """
@@ -299,8 +299,8 @@ def describe(model: CTRModel, members: BestMembers | None) -> str:
         return "all members are used at the same step with equal weights, because several ranks train the model"
     if not members.apart:
         return (
-            "all networks of the ensemble are used at the same step, because they share layers or not all rows are in "
-            "DRAM; validation chooses how much each counts"
+            "all networks of the ensemble are used at the same step, because they share layers or not all rows are "
+            "float32 in DRAM; validation chooses how much each counts"
         )
     size = format_bytes(sum(tensor.nbytes for tensor in members.current.values()))
     return f"each member is used at its best step by validation; the copies take {size}"
