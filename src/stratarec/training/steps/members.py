@@ -9,8 +9,8 @@ optimizer's file.
 Greedy selection (Caruana et al., ICML 2004) does not give better weights in the mean. For equally good ones it needs
 many random subsets of the samples (`docs/log.md`).
 
-The copies need as much memory as network and tables. Where members share layers, or not all rows are float32
-in DRAM, there are no copies: a checkpoint has all networks at its step, and only their weights and those of trees are chosen.
+The copies need as much memory as network and tables. Where members share layers, or not all rows are float32 in DRAM,
+there are no copies: a checkpoint has all networks at its step, and only their weights and those of trees are chosen.
 
 Shapes: N validation samples, K members.
 """
