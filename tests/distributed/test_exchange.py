@@ -127,7 +127,7 @@ def test_lookahead_on_ranks_matches_lookahead_in_one_process_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_lookahead_changes_no_row_of_shared_tables(ranks: Ranks, tmp_path: Path) -> None:
+def test_lookahead_changes_no_row_of_sharded_tables(ranks: Ranks, tmp_path: Path) -> None:
     setup = Setup("split", home="dram", steps=16)
     results = [join_ranks(ranks.run(2, train_ahead, setup, tmp_path / str(depth), depth)) for depth in (0, 3)]
     compare(*results, 0)

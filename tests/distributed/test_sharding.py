@@ -49,7 +49,7 @@ def test_invalid_places_are_refused(places: dict[str, Place], message: str) -> N
         Sharding([table(4)], places, 3)
 
 
-def test_a_shared_table_cannot_pool_at_one_owner() -> None:
+def test_a_sharded_table_cannot_pool_at_one_owner() -> None:
     with refuses(ConfigError, "rows"):
         Place(first=0, ranks=2)
 

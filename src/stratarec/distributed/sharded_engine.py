@@ -1,4 +1,4 @@
-"""Engine of tables that are shared among ranks: an `Engine` of this rank's rows, and an exchange.
+"""Engine of tables that are sharded across ranks: an `Engine` of this rank's rows, and an exchange.
 
 Every method that accesses rows is a collective: all ranks call it in the same order, including those with an empty
 batch.
@@ -33,7 +33,7 @@ from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import StrataError
 
 
-class SharedBatch:
+class ShardedBatch:
     """Handle of a batch whose rows are in level 0 of all their owners.
 
     Parameters
@@ -64,7 +64,7 @@ class SharedBatch:
             self.local.release_unused()
 
 
-class SharedEngine(LookupEngine[SharedBatch]):
+class ShardedEngine(LookupEngine[ShardedBatch]):
     """Engine of tables on several ranks.
 
     Parameters
@@ -99,21 +99,21 @@ class SharedEngine(LookupEngine[SharedBatch]):
             (config.wire, config.gradient_wire) if mesh.inside is None else ("fp32", "fp32")
         )
         wire, gradient_wire = (Wire(kind, seed, mesh.rank) for kind in kinds)
-        shared = sharding.within(mesh.rank - self._circle.rank, self._circle.ranks)
-        super().__init__(sharding.tables, shared.tables, optimizer, tiers, self.local)
-        self._exchange = FlatExchange(shared, self._circle, (wire, gradient_wire), self.local)
+        here = sharding.within(mesh.rank - self._circle.rank, self._circle.ranks)
+        super().__init__(sharding.tables, here.tables, optimizer, tiers, self.local)
+        self._exchange = FlatExchange(here, self._circle, (wire, gradient_wire), self.local)
         self.row_order = self._exchange.row_order
         # Ids are exchanged before a lookup, so preparing ahead is useful even if all rows are in level 0.
         self.resident = False
 
-    def prepare(self, features: KeyedJagged) -> SharedBatch:
+    def prepare(self, features: KeyedJagged) -> ShardedBatch:
         """Prepare this rank's batch `features`; an error of one rank is raised on all of them."""
         return self._prepare(features, lambda local, asked: local.prepare(asked))
 
-    def prepare_now(self, features: KeyedJagged) -> SharedBatch:
+    def prepare_now(self, features: KeyedJagged) -> ShardedBatch:
         return self._prepare(features, lambda local, asked: local.prepare_now(asked))
 
-    def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> SharedBatch:
+    def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> ShardedBatch:
         """Prepare a batch ahead of time.
 
         Parameters
@@ -130,7 +130,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
     def _prepare(
         self, features: KeyedJagged, prepare: Callable[[Engine, KeyedJagged], Prepared],
         stopped: Callable[[], bool] = never,
-    ) -> SharedBatch:  # fmt: skip
+    ) -> ShardedBatch:  # fmt: skip
         dispatched = self._exchange.dispatch(features, self.batches, self._circle.ids, stopped)
         local: Prepared | None = None
         failed: StrataError | None = None
@@ -139,7 +139,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
             local = prepare(self.local, dispatched.local) if self.local else None
         except StrataError as error:
             failed = error
-        batch = SharedBatch(dispatched, local)
+        batch = ShardedBatch(dispatched, local)
         try:
             self.mesh.ids.agree(failed, stopped)
         except BaseException:
@@ -150,7 +150,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
         self.batches += 1
         return batch
 
-    def look_up(self, prepared: SharedBatch) -> tuple[Tensor, ...]:
+    def look_up(self, prepared: ShardedBatch) -> tuple[Tensor, ...]:
         # Only local tables are looked up between ids and rows, so no rank waits for another here.
         outputs = self.local.look_up(prepared.local) if self.local and prepared.local else _nothing()
         return self._exchange.combine(outputs, prepared.dispatched)
@@ -162,7 +162,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
         return self._exchange.combine(outputs, dispatched)
 
     def update_rows(
-        self, prepared: SharedBatch, gradients: Sequence[Tensor], scale: float = 1.0, weights: Tensor | None = None
+        self, prepared: ShardedBatch, gradients: Sequence[Tensor], scale: float = 1.0, weights: Tensor | None = None
     ) -> None:
         local = self._exchange.combine_backward(gradients, prepared.dispatched)
         if self.local and prepared.local:
@@ -171,10 +171,10 @@ class SharedEngine(LookupEngine[SharedBatch]):
             # A rank without tables has no local engine that counts steps, but schedules need the count on all ranks.
             self.step_clock.step += 1
 
-    def tables_of(self, name: str) -> SharedRows:
+    def tables_of(self, name: str) -> ShardedRows:
         """Return access to the rows of the table `name` on all ranks."""
         self.health.require()
-        return SharedRows(self.sharding, self.mesh.rows, self.local, self.optimizer)
+        return ShardedRows(self.sharding, self.mesh.rows, self.local, self.optimizer)
 
     def named_views(self) -> Iterator[tuple[str, Tensor]]:
         """Return nothing: no rank has a view of a complete table."""
@@ -257,8 +257,8 @@ class SharedEngine(LookupEngine[SharedBatch]):
         return self.local.bytes_by_part() if self.local else {}
 
 
-class ShardedCollection(EmbeddingCollection[SharedBatch]):
-    """Embedding collection whose tables are shared among the ranks of a mesh.
+class ShardedCollection(EmbeddingCollection[ShardedBatch]):
+    """Embedding collection whose tables are sharded across the ranks of a mesh.
 
     Models use it like `TieredEmbeddingBagCollection`. Each rank passes its batch. A single rank trains the same bits as
     with that class. If `Place.travel` of all tables is ``pooled`` and wires are fp32, tables get the bits of one
@@ -267,7 +267,7 @@ class ShardedCollection(EmbeddingCollection[SharedBatch]):
     Parameters
     ----------
     sharding, mesh, optimizer, seed, tiers, config
-        Arguments of `SharedEngine`.
+        Arguments of `ShardedEngine`.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class ShardedCollection(EmbeddingCollection[SharedBatch]):
         tiers: TierConfig | None = None, config: DistributedConfig | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            SharedEngine(
+            ShardedEngine(
                 sharding, mesh, optimizer or RowOptimizerConfig(), seed, tiers or TierConfig(),
                 config or DistributedConfig(),
             )
@@ -287,7 +287,7 @@ def _nothing() -> tuple[Tensor, ...]:
     return (torch.empty(0, 0),)
 
 
-class SharedRows:
+class ShardedRows:
     """Access to rows of tables by name and number, gathered from their owners; every method is a collective.
 
     Parameters

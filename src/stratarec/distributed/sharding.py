@@ -256,7 +256,7 @@ class ShardingPlan:
 
     def lines(self) -> list[str]:
         """Return the plan as lines of text."""
-        shared = [name for name, place in self.places.items() if place.ranks > 1]
+        sharded = [name for name, place in self.places.items() if place.ranks > 1]
         rows = [name for name, place in self.places.items() if place.travel == "rows"]
         ranks = [
             f"rank {rank}: {sum(place.first == rank and place.ranks == 1 for place in self.places.values())} whole "
@@ -266,7 +266,7 @@ class ShardingPlan:
         ]
         return [
             *ranks,
-            f"tables shared by rows: {', '.join(shared) or 'none'}; tables that send distinct rows: "
+            f"tables sharded by rows: {', '.join(sharded) or 'none'}; tables that send distinct rows: "
             f"{', '.join(rows) or 'none'}; the others send pooled rows",
             f"imbalance {self.imbalance:.2f}; every step waits for rank {self.critical}",
         ]
@@ -297,17 +297,17 @@ def plan_sharding(
     share = sum(_work(load) for load in loads) / ranks
     limit = float("inf") if budget_bytes is None else budget_bytes
     places: dict[str, Place] = {}
-    unshared = []
+    whole = []
     for load in loads:
         alone = kind == "auto" and (_work(load) > 1.25 * share or load.bytes > limit)
         if ranks > 1 and (kind == "row" or alone):
             places[load.name] = Place(first=0, ranks=ranks, travel="rows")
         else:
-            unshared.append(load)
+            whole.append(load)
     assigned = _Ranks(loads, places, ranks, limit)
-    for load in sorted(unshared, key=lambda load: (-_cost(load, ranks), load.name)):
+    for load in sorted(whole, key=lambda load: (-_cost(load, ranks), load.name)):
         assigned.put(load, assigned.lowest(load))
-    assigned.refine(unshared)
+    assigned.refine(whole)
     if budget_bytes is not None:
         _check_budget(assigned.plan(), budget_bytes)
     return assigned.plan()
@@ -405,15 +405,15 @@ class _Ranks:
             return min(range(self._ranks), key=lambda rank: (self._bytes[rank], rank))
         return min(room, key=lambda rank: (self._costs[rank], self._bytes[rank], rank))
 
-    def refine(self, unshared: Sequence[TableLoad]) -> None:
+    def refine(self, whole: Sequence[TableLoad]) -> None:
         """Move single tables away from the slowest rank, as long as both ranks of a move get faster than it was."""
         # Every move makes the slowest rank faster, so the loop terminates. The limit bounds its time if many tables are
         # equal.
-        for _ in range(4 * len(unshared)):
+        for _ in range(4 * len(whole)):
             slowest = max(range(self._ranks), key=lambda rank: self._costs[rank])
             moves = [
                 (max(self._costs[slowest] - cost, self._costs[rank] + cost), load, rank)
-                for load in unshared
+                for load in whole
                 if self._places[load.name].first == slowest
                 for cost in (_cost(load, self._ranks),)
                 for rank in range(self._ranks)

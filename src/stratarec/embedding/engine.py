@@ -115,7 +115,7 @@ def _words(kind: torch.dtype) -> str:
 
 
 Configs = list[EmbeddingBagConfig]
-Shared = tuple[int, HomeKind, CodecConfig]
+StoreKey = tuple[int, HomeKind, CodecConfig]
 
 
 def build_tables(
@@ -157,7 +157,7 @@ def build_tables(
     if unknown:
         raise ConfigError(f"tiers names table {unknown[0]!r}; there are {', '.join(table.name for table in configs)}")
     resident: dict[int, Configs] = {}
-    cached: dict[Shared, Configs] = {}
+    cached: dict[StoreKey, Configs] = {}
     for table in configs:
         tier = tiers.tables.get(table.name)
         if tier is None:
@@ -218,7 +218,7 @@ def _rows(configs: Sequence[EmbeddingBagConfig]) -> int:
     return sum(table.num_embeddings for table in configs)
 
 
-def _split_by_store(key: Shared, configs: Configs, optimizer: RowOptimizerConfig) -> list[Configs]:
+def _split_by_store(key: StoreKey, configs: Configs, optimizer: RowOptimizerConfig) -> list[Configs]:
     """Split tables of one `key` by store: tables share a log unless their locations would then need more memory."""
     width, home, codec = key
     if home != "log":

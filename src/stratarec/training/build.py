@@ -116,7 +116,7 @@ def new_model(
         _check_plan(plan, recipe, dataset)
     collection, weights = None, recipe.train.class_weights(dataset.schema.label_columns)
     if mesh is not None and mesh.ranks > 1:
-        collection = partial(shared_collection, recipe, dataset, plan, workspace, mesh)
+        collection = partial(sharded_collection, recipe, dataset, plan, workspace, mesh)
     try:
         model = build_model(
             recipe.model,
@@ -281,7 +281,7 @@ def _loads_by_tower(recipe: Recipe, dataset: Dataset, loads: Sequence[TableLoad]
     return by_tower
 
 
-def shared_collection(
+def sharded_collection(
     recipe: Recipe,
     dataset: Dataset,
     plan: Plan | None,

@@ -92,7 +92,7 @@ class RankStages(Stages):
         super().__init__(model, *stages)
         if model.on_device:
             raise ConfigError(
-                "tables are shared among ranks, so the network must be on the CPU: set train.device to cpu"
+                "tables are sharded across ranks, so the network must be on the CPU: set train.device to cpu"
             )
         self.mesh = mesh
         self.waits = WaitTimer(mesh)

@@ -18,7 +18,7 @@ from stratarec.config.units import format_bytes
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.splits import SPLITS
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.sharded_engine import SharedEngine
+from stratarec.distributed.sharded_engine import ShardedEngine
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.lookup_engine import PARTS
 from stratarec.errors import Interrupted
@@ -217,7 +217,7 @@ class FinalEvaluation:
     def _caches(self) -> list[dict[str, Any]]:
         """Return the mean distinct and missed rows per batch of each cached table, added over all ranks."""
         engine = self.model.embeddings.engine
-        mine = engine.local if isinstance(engine, SharedEngine) else engine
+        mine = engine.local if isinstance(engine, ShardedEngine) else engine
         by_table = {table.name: np.zeros(2) for table in engine.configs}
         for group in mine.tables if isinstance(mine, Engine) else ():
             if group.traffic.samples:

@@ -135,7 +135,7 @@ class Stages:
         self.engine: LookupEngine[Any] = model.embeddings.engine
         if config.clip_rows and not isinstance(self.engine, Engine):
             raise ConfigError(
-                "train.clip_rows needs the gradients of all rows in one process, but these tables are shared among "
+                "train.clip_rows needs the gradients of all rows in one process, but these tables are sharded across "
                 "ranks: set it to false (train.clip_norm then only clips the network), or train in one process"
             )
         labels = model.network.labels
