@@ -1,4 +1,4 @@
-"""The log store: random reads compared with `fio`, read-modify-write compared with RocksDB, and write amplification.
+"""The SSD store: random reads compared with `fio`, read-modify-write compared with RocksDB, and write amplification.
 
 Both stores get the same DRAM and use direct reads, so that neither gains memory through the page cache. Set TMPDIR to
 a directory on the disk to measure; the benchmark needs about 9 GiB there.
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from benchmarks.registry import PeerMissing, import_peer
 from benchmarks.timing import alternate
-from stratarec.embedding.stores.log import LogRecords
-from stratarec.embedding.stores.log_layout import LogConfig
+from stratarec.embedding.stores.ssd import SsdRecords
+from stratarec.embedding.stores.ssd_layout import SsdConfig
 
 Rows = NDArray[np.int64]
 Records = NDArray[np.uint8]
@@ -70,16 +70,16 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def gate() -> None:
-    """Check a small log store against an array under the load of the benchmark."""
+    """Check a small SSD store against an array under the load of the benchmark."""
     rows = 20_000
     expected = np.zeros((rows, RECORD_BYTES), np.uint8)
     with scratch() as folder:
-        store = log_store(folder, rows, segment_bytes=1 << 20)
+        store = ssd_store(folder, rows, segment_bytes=1 << 20)
         load(store, rows, expected)
         for ids in itertools.islice(skewed(rows), 200):
             records = np.empty((len(ids), RECORD_BYTES), np.uint8)
             if not store.read(ids, records).all() or (records != expected[ids]).any():
-                raise AssertionError("the log store returned records that differ from those written")
+                raise AssertionError("the SSD store returned records that differ from those written")
             records += np.uint8(1)
             store.write(ids, records)
             expected[ids] = records
@@ -94,15 +94,15 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def drain(store: LogRecords) -> None:
+def drain(store: SsdRecords) -> None:
     """Run the pending compaction now, which a background thread would otherwise do later."""
     store._compact_quietly()
 
 
-def log_store(folder: Path, rows: int, segment_bytes: int = 0) -> LogRecords:
-    """Create an empty log store."""
-    config = LogConfig(segment_bytes=segment_bytes)
-    return LogRecords(folder / "log", rows=rows, record_bytes=RECORD_BYTES, config=config)
+def ssd_store(folder: Path, rows: int, segment_bytes: int = 0) -> SsdRecords:
+    """Create an empty SSD store."""
+    config = SsdConfig(segment_bytes=segment_bytes)
+    return SsdRecords(folder / "log", rows=rows, record_bytes=RECORD_BYTES, config=config)
 
 
 def initial(first: int, last: int) -> Records:
@@ -110,7 +110,7 @@ def initial(first: int, last: int) -> Records:
     return np.random.default_rng(first).integers(0, 256, (last - first, RECORD_BYTES), np.uint8)
 
 
-def load(store: LogRecords, rows: int, expected: Records | None = None) -> None:
+def load(store: SsdRecords, rows: int, expected: Records | None = None) -> None:
     """Write every row once, in order."""
     for first in range(0, rows, PIECE):
         records = initial(first, min(first + PIECE, rows))
@@ -129,12 +129,12 @@ def skewed(rows: int, seed: int = 1) -> Iterator[Rows]:
 
 
 def read_fraction(rows: int, seconds: int, rounds: int) -> dict[str, Any]:
-    """Compare blocks per second of `LogRecords.read` and of fio: medians of alternating rounds.
+    """Compare blocks per second of `SsdRecords.read` and of fio: medians of alternating rounds.
 
     One call reads no block twice.
     """
     with scratch() as folder:
-        store = LogRecords(folder / "log", rows=rows, record_bytes=RECORD_BYTES)
+        store = SsdRecords(folder / "log", rows=rows, record_bytes=RECORD_BYTES)
         load(store, rows)
         # fio reads a file as large as the segments. It must be written, as reads of a sparse file skip the disk.
         fio(folder / "fio", store.segments.file_bytes, "--rw=write", "--bs=4m", "--refill_buffers", "--end_fsync=1")
@@ -244,7 +244,7 @@ def read_modify_write(rows: int, rounds: int, count: int) -> dict[str, Any]:
     A round includes the background work that it causes, so that each store pays for its own compaction.
     """
     with scratch() as folder:
-        ours = log_store(folder, rows)
+        ours = ssd_store(folder, rows)
         # Locations, dirty bits, and 16 MiB for buffers. RocksDB gets the same DRAM.
         budget = rows * ours.layout.location_type.itemsize + rows // 8 + (16 << 20)
         peer = RocksRecords(folder, budget, threads=1)
@@ -275,7 +275,7 @@ def read_modify_write(rows: int, rounds: int, count: int) -> dict[str, Any]:
         compare(ours, peer, rows)
         dram = ours.memory().dram_bytes
         if dram > budget:
-            raise AssertionError(f"the log store uses {dram} bytes of DRAM, the budget is {budget}")
+            raise AssertionError(f"the SSD store uses {dram} bytes of DRAM, the budget is {budget}")
         ours.close()
         peer.close()
     distinct = count * float(np.mean([len(ids) for ids in todo]))
@@ -292,7 +292,7 @@ def read_modify_write(rows: int, rounds: int, count: int) -> dict[str, Any]:
     }
 
 
-def modify(store: LogRecords | RocksRecords, rows: Rows) -> None:
+def modify(store: SsdRecords | RocksRecords, rows: Rows) -> None:
     """Read the records of `rows`, change every byte, and write them back."""
     records = np.empty((len(rows), RECORD_BYTES), np.uint8)
     store.read(rows, records)
@@ -313,14 +313,14 @@ def multi_get_seconds(peer: RocksRecords, batches: Iterator[Rows]) -> dict[int, 
     return seconds
 
 
-def compare(ours: LogRecords, peer: RocksRecords, rows: int) -> None:
+def compare(ours: SsdRecords, peer: RocksRecords, rows: int) -> None:
     """Check that both stores hold the same records after the same work."""
     for ids in itertools.islice(skewed(rows, seed=9), 5):
         mine, theirs = (np.empty((len(ids), RECORD_BYTES), np.uint8) for _ in range(2))
         ours.read(ids, mine)
         peer.read(ids, theirs)
         if (mine != theirs).any():
-            raise AssertionError("the log store and RocksDB hold different records after the same writes")
+            raise AssertionError("the SSD store and RocksDB hold different records after the same writes")
 
 
 def amplification(rows: int, skew: str, quick: bool) -> dict[str, Any]:
@@ -328,7 +328,7 @@ def amplification(rows: int, skew: str, quick: bool) -> dict[str, Any]:
     generator, batches = np.random.default_rng(2), skewed(rows)
     table = rows * RECORD_BYTES
     with scratch() as folder:
-        store = LogRecords(folder / "log", rows=rows, record_bytes=RECORD_BYTES)
+        store = SsdRecords(folder / "log", rows=rows, record_bytes=RECORD_BYTES)
         load(store, rows)
         written, before, largest, began = 0, 0, 0.0, time.perf_counter()
         warmup, end = (1 * table, 2 * table) if quick else (2 * table, 4 * table)

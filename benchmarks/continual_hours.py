@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.embedding.stores.log import LogRecords
+from stratarec.embedding.stores.ssd import SsdRecords
 from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
 from stratarec.serving.scorer import Scorer
@@ -91,7 +91,7 @@ def seconds_to_scorer(run: Path, day: Path, folder: Path, time_column: str) -> f
 def seconds_into_log(folder: Path, rows: int) -> float:
     """Return the seconds to write and checkpoint 10,000 rows in a log of `rows` rows."""
     width, step = 20, 1 << 20
-    store = LogRecords(folder / "first", rows=rows, record_bytes=width)
+    store = SsdRecords(folder / "first", rows=rows, record_bytes=width)
     for first in range(0, rows, step):
         numbers = np.arange(first, min(first + step, rows), dtype=np.int64)
         store.write(numbers, np.zeros((len(numbers), width), dtype=np.uint8))
@@ -99,7 +99,7 @@ def seconds_into_log(folder: Path, rows: int) -> float:
         (folder / name).mkdir()
     manifest = store.checkpoint(folder / "before", None)
     store.close()
-    store = LogRecords(folder / "second", rows=rows, record_bytes=width)
+    store = SsdRecords(folder / "second", rows=rows, record_bytes=width)
     store.restore(folder / "before", manifest)
     numbers = np.unique(np.random.default_rng(0).integers(0, rows, 10_000))
     began = time.perf_counter()

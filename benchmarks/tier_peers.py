@@ -39,11 +39,11 @@ from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.vocabulary import VocabularyOverride
 from stratarec.embedding.stores.base import StoreBytes
-from stratarec.embedding.stores.log_layout import location_bytes
+from stratarec.embedding.stores.ssd_layout import location_bytes
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.models import CTRModel, DLRMConfig
 from stratarec.models.base import build_tables
-from stratarec.planning.bytes import LOG_BUFFER_BYTES
+from stratarec.planning.bytes import SSD_BUFFER_BYTES
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
@@ -186,7 +186,7 @@ def use_rocksdb(model: CTRModel, folder: Path) -> dict[str, Any]:
         if isinstance(tables, CachedTables) and tables.store.kind == "log":
             log = tables.store
             frequent = log._frequent.rows * log.record_bytes  # type: ignore[attr-defined]
-            dram = location_bytes(log.rows, log.record_bytes) + log.rows // 8 + LOG_BUFFER_BYTES + frequent
+            dram = location_bytes(log.rows, log.record_bytes) + log.rows // 8 + SSD_BUFFER_BYTES + frequent
             home = RocksHome(folder / f"{number}", rows=log.rows, record_bytes=log.record_bytes, dram_bytes=dram)
             log.close()
             tables.store = tables.mover.store = home  # type: ignore[assignment]

@@ -25,7 +25,7 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding import RowOptimizerConfig, slots
 from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.engine import Engine
-from stratarec.embedding.stores.log import LogRecords
+from stratarec.embedding.stores.ssd import SsdRecords
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import StorageError, StrataError, TrainingError
 from stratarec.kernels.runtime.accelerator import open_device
@@ -271,7 +271,7 @@ def bad_input(root: str) -> None:
                 if is_disturbed and step == 2:
                     batch.sparse.values[3] = 10_000
                     refused(stages, step, batch)
-                    with mock.patch.object(LogRecords, "write", side_effect=full) as write:
+                    with mock.patch.object(SsdRecords, "write", side_effect=full) as write:
                         refused(stages, step, batch_of(case, step))
                     assert write.called
                     batch = batch_of(case, step)

@@ -1,6 +1,6 @@
 """Tables in checkpoints: their manifest, saving, loading, and transfer into another layout or another run.
 
-A checkpoint has a directory for each table group: its records (a chain of files of rows, or a log's segments and
+A checkpoint has a directory for each table group: its records (a chain of files of rows, or an SSD store's segments and
 locations) and, for a cached group, the rows that were in slots. If the layout is unchanged, training resumes with the
 same bits. Otherwise rows are transferred one by one, by table and row number, and re-encoded if the codec differs. The
 same transfer initializes a new run with the rows of an earlier one.
@@ -25,9 +25,9 @@ from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.lookup_engine import Health
 from stratarec.embedding.stores.arrays import allocate_bits, row_chunks
-from stratarec.embedding.stores.log import LogRecords
-from stratarec.embedding.stores.log_segments import SegmentEntry
 from stratarec.embedding.stores.row_files import files_of, read_rows, verify_file
+from stratarec.embedding.stores.ssd import SsdRecords
+from stratarec.embedding.stores.ssd_segments import SegmentEntry
 from stratarec.embedding.tables.base import TableGroup, TableNumbers
 from stratarec.embedding.tables.cache import saved_slots
 from stratarec.errors import CheckpointError
@@ -52,7 +52,7 @@ class RowsFile(Model):
 
 
 class Segment(Model):
-    """A segment of a log; see `stores.log_segments`."""
+    """A segment of an SSD store; see `stores.ssd_segments`."""
 
     slot: Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
     sequence: Annotated[int, pydantic.Field(ge=1, lt=10**10)]
@@ -79,8 +79,8 @@ class RowsHome(_Files):
     record_bytes: _Small
 
 
-class LogHome(_Files):
-    """Records of a log store; see `stores.log_layout`."""
+class SsdHome(_Files):
+    """Records of an SSD store; see `stores.ssd_layout`."""
 
     format: Literal[2]
     layout: Literal["log"]
@@ -95,7 +95,7 @@ class LogHome(_Files):
     segments: tuple[Segment, ...]
 
     @pydantic.model_validator(mode="after")
-    def _check(self) -> LogHome:
+    def _check(self) -> SsdHome:
         for what in ("slot", "sequence"):
             if len({getattr(entry, what) for entry in self.segments}) != len(self.segments):
                 raise ValueError(f"two segments have the same {what}")
@@ -145,7 +145,7 @@ class GroupManifest(Model):
     """For each table: name, number of rows, and its part of the complete table as in `RowPart` (first row, stride, rows
     of the complete table). If the table is not partitioned, the part is 0, 1 and its number of rows."""
     codec: Codec
-    home: Annotated[RowsHome | LogHome, pydantic.Field(discriminator="layout")]
+    home: Annotated[RowsHome | SsdHome, pydantic.Field(discriminator="layout")]
     cache: CacheShape | None = None
     slots: SlotFiles | None = None
 
@@ -537,7 +537,7 @@ def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[N
     """
     codec = RecordCodec.from_identity(manifest["codec"])
     home = manifest["home"]
-    pieces = _log_records if home["layout"] == "log" else _chain_records
+    pieces = _ssd_records if home["layout"] == "log" else _chain_records
     numbering = TableNumbers([rows for _, rows, *_ in manifest["tables"]]) if home["layout"] == "tables" else None
     home = home if numbering is None else {**home, "rows": numbering.end}
     for numbers, records in pieces(directory / "home", home):
@@ -575,10 +575,10 @@ def _chain_records(
         yield from read_rows(directory / entry["name"], entry["rows"], manifest["record_bytes"], manifest["rows"])
 
 
-def _log_records(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
+def _ssd_records(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
     rows, size = int(manifest["rows"]), int(manifest["record_bytes"])
     opened = ScratchDirectory(directory.parent, ".reading-")
-    with opened as scratch, closing(LogRecords(scratch, rows=rows, record_bytes=size)) as store:
+    with opened as scratch, closing(SsdRecords(scratch, rows=rows, record_bytes=size)) as store:
         # Segments are linked, not copied; the scratch directory protects the checkpoint from writes.
         store.restore(directory, dict(manifest))
         for first in range(0, store.rows, _CHUNK_ROWS):

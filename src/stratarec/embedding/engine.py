@@ -35,7 +35,7 @@ from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
 from stratarec.embedding.slots import Level0
 from stratarec.embedding.slots.memory import PackedBatch, StagedBatch, Tensors
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.stores.log_layout import DEAD_BYTES, LogConfig, location_bytes, plan_layout
+from stratarec.embedding.stores.ssd_layout import DEAD_BYTES, SsdConfig, location_bytes, plan_layout
 from stratarec.embedding.tables.base import BatchStamp, TableGroup
 from stratarec.embedding.tables.cache import Directory
 from stratarec.embedding.tables.cached import CachedTables
@@ -174,7 +174,7 @@ def build_tables(
     budgets = _share_budget(
         tiers.log_budget_bytes,
         {
-            place: plan_layout(rows[place], codecs[place].record_bytes, LogConfig()).padded_bytes
+            place: plan_layout(rows[place], codecs[place].record_bytes, SsdConfig()).padded_bytes
             for place, (key, _) in enumerate(groups)
             if key[1] == "log"
         },
@@ -201,13 +201,13 @@ def build_tables(
 
 
 def _share_budget(total: int | None, block_bytes: Mapping[int, int]) -> dict[int, int]:
-    """Return each log's share of `total`: `DEAD_BYTES`, and a part of the rest in proportion to the log's blocks."""
+    """Return each SSD store's share of `total`: `DEAD_BYTES`, and a part of the rest in proportion to its blocks."""
     if total is None:
         return {}
     remaining, blocks = total - len(block_bytes) * DEAD_BYTES, max(sum(block_bytes.values()), 1)
     if remaining < 0:
         raise ConfigError(
-            f"memory.block.budget is {total}, but {len(block_bytes)} logs (one for all tables of a width and "
+            f"memory.block.budget is {total}, but {len(block_bytes)} SSD stores (one for all tables of a width and "
             f"precision) need {DEAD_BYTES} bytes each in addition to their rows: raise it to more than "
             f"{len(block_bytes) * DEAD_BYTES}"
         )
@@ -219,7 +219,7 @@ def _rows(configs: Sequence[EmbeddingBagConfig]) -> int:
 
 
 def _split_by_store(key: StoreKey, configs: Configs, optimizer: RowOptimizerConfig) -> list[Configs]:
-    """Split tables of one `key` by store: tables share a log unless their locations would then need more memory."""
+    """Split tables of one `key` by store: tables share an SSD store if their locations then need no more memory."""
     width, home, codec = key
     if home != "log":
         return [configs]
@@ -227,7 +227,7 @@ def _split_by_store(key: StoreKey, configs: Configs, optimizer: RowOptimizerConf
     for table in configs[1:]:
         together = [*stores[-1], table]
         alone = sum(location_bytes(member.num_embeddings, record_bytes) for member in together)
-        # Fewer logs have fewer open segments, but wider locations would cost memory for every row.
+        # Fewer stores have fewer open segments, but wider locations would cost memory for every row.
         if location_bytes(_rows(together), record_bytes) <= alone:
             stores[-1] = together
         else:

@@ -27,9 +27,9 @@ class NewStore(NamedTuple):
     """Directory of this store in the path of its home; None for a home without files."""
     level0: Level0
     budget_bytes: int = 0
-    """Maximum file space of a log; 0 for all free disk space."""
+    """Maximum file space of an SSD store; 0 for all free disk space."""
     frequent: Sequence[tuple[int, int]] = ()
-    """For each table, its first row and the number of its rows that a log keeps in DRAM."""
+    """For each table, its first row and the number of its rows whose records an SSD store keeps in DRAM."""
 
 
 class Home(NamedTuple):
@@ -58,13 +58,13 @@ def _open_mapped(new: NewStore) -> RecordStore:
     return MappedRecords(new.path, rows=new.rows, record_bytes=new.record_bytes)
 
 
-def _open_log(new: NewStore) -> RecordStore:
-    from stratarec.embedding.stores.log import LogRecords
-    from stratarec.embedding.stores.log_layout import LogConfig
+def _open_ssd(new: NewStore) -> RecordStore:
+    from stratarec.embedding.stores.ssd import SsdRecords
+    from stratarec.embedding.stores.ssd_layout import SsdConfig
 
     assert new.path is not None
-    config = LogConfig(budget_bytes=new.budget_bytes)
-    return LogRecords(new.path, rows=new.rows, record_bytes=new.record_bytes, config=config, frequent=[*new.frequent])
+    config = SsdConfig(budget_bytes=new.budget_bytes)
+    return SsdRecords(new.path, rows=new.rows, record_bytes=new.record_bytes, config=config, frequent=[*new.frequent])
 
 
 def _open_hbm(new: NewStore) -> RecordStore:
@@ -78,7 +78,7 @@ HOMES = Registry(
     {
         "dram": Home(_open_dram, "dram"),
         "mapped": Home(_open_mapped, "mapped", "mapped_path"),
-        "log": Home(_open_log, "block", "log_path", "log"),
+        "log": Home(_open_ssd, "block", "log_path", "log"),
         "hbm": Home(_open_hbm, "hbm"),
     },
 )

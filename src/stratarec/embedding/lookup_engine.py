@@ -29,7 +29,7 @@ from stratarec.kernels.runtime.accelerator import Transfers, open_device
 class Health:
     """Whether the rows of a collection are consistent: `open`, `failed` or `closed`.
 
-    A log is read and written before any slot changes. So an error of the log, such as a full disk, does no damage, and
+    An SSD store is read and written before any slot changes. So its error, such as a full disk, does no damage, and
     the state stays `open`. The state becomes `failed` if rows may be incomplete: after an interrupt during a change, or
     if rows are swapped with an addressable home and one of them does not fit its codec.
     """

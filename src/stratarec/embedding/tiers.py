@@ -26,8 +26,8 @@ class TableTier:
     """The home of one table's rows, and the float32 cache in level 0."""
 
     home: HomeKind = "dram"
-    """``dram`` is an array, ``mapped`` a memory-mapped file, ``log`` an append-only log on a block device, ``hbm`` an
-    array in the memory of the GPU that trains the rows; `HOMES` may have more."""
+    """``dram`` is an array, ``mapped`` a memory-mapped file, ``log`` an SSD store, which appends records to files on a
+    block device, ``hbm`` an array in the memory of the GPU that trains the rows; `HOMES` may have more."""
     codec: CodecConfig = field(default_factory=CodecConfig)
     """Encoding of rows in the home."""
     cache_rows: int

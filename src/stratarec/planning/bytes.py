@@ -2,28 +2,28 @@
 
 A table's bytes are a mapping ``memory -> part -> bytes``. The memories are ``hbm`` (GPU memory), ``dram``, ``mapped``
 and ``block``; *level 0* is ``hbm`` if rows are trained in GPU memory, otherwise ``dram``. Sizes are per slot, per row,
-per batch or per log:
+per batch or per SSD store:
 
     part                memory         per          contents
     slot weights        level 0        slot         float32 weights, where rows are trained
     slot state          level 0        slot         float32 optimizer state of the weights
     tags, stamps        dram           slot         the row in the slot, and its last use; 4 bytes each
-    record weights      of the home    row          encoded weights; those of a log's frequent rows are in dram, too
+    record weights      of the home    row          encoded weights; an SSD store's frequent rows are in dram, too
     record parameters   of the home    row          scale and offset of int8 and int4
     record state        of the home    row          optimizer state in the record
     record padding      hbm            row          home ``hbm`` only: records are whole words of 4 bytes
-    bitmaps             dram           row          1 bit "written" (not for a log) and 1 bit "changed"
+    bitmaps             dram           row          1 bit "written" (not for ``log``) and 1 bit "changed"
     locations           dram           row          home ``log`` only: 4 bytes; 8 bytes above 2.8e9 rows
     staging             dram, hbm      batch        slots of lookups in flight, lists of moving rows, and buffers for
-                                                    records (only for a log or if level 0 is ``hbm``)
+                                                    records (only for ``log`` or if level 0 is ``hbm``)
     workspace           level 0        batch        scratch memory of the update, which all tables use in sequence
-    log buffers         dram           log          buffers of the writer, compaction and readers (upper bound)
+    log buffers         dram           store        buffers of the writer, compaction and readers (upper bound)
     block padding       block          row          row numbers, checksums, unused ends of blocks
-    dead space          block          row, log     outdated records that are not reclaimed yet (upper bound)
+    dead space          block          row, store   outdated records that are not reclaimed yet (upper bound)
 
 A table that is entirely in level 0 has only slot weights and slot state. Tables of the same width, home and codec share
-a store, and so also the parts that are counted per log. If they have very many rows, they use two logs, when this needs
-fewer bytes for locations. The codec and the store determine the sizes of records, blocks and locations.
+a store, and so also the parts that are counted per store. If they have very many rows, they use two stores, if this
+needs fewer bytes for locations. The codec and the store determine the sizes of records, blocks and locations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.homes import HOMES
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.stores.log_layout import DEAD_BYTES, DEAD_SHARE, LogConfig, location_bytes, plan_layout
+from stratarec.embedding.stores.ssd_layout import DEAD_BYTES, DEAD_SHARE, SsdConfig, location_bytes, plan_layout
 from stratarec.embedding.tiers import OVERFLOW_SHARE, cache_sets
 from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.runtime.memory import buffer_bytes
@@ -53,9 +53,9 @@ LEVEL0: tuple[Memory, ...] = ("hbm", "dram")
 """Memories in which rows can be trained."""
 TAG_BYTES = STAMP_BYTES = LOOKUP_SLOT_BYTES = 4
 LIST_BYTES = 6 * 8 * 5 // 4  # six lists of rows and slots that move, int64, with a quarter to spare
-MOST_ROWS_OF_A_LOG = 2_800_000_000
-"""Approximate number of rows of one log up to which a location needs only 4 bytes."""
-LOG_BUFFER_BYTES = 2 * LogConfig().buffer_bytes + (1 << 20) + LogConfig().depth * (16 << 10)
+MOST_SSD_ROWS = 2_800_000_000
+"""Approximate number of rows of one SSD store up to which a location needs only 4 bytes."""
+SSD_BUFFER_BYTES = 2 * SsdConfig().buffer_bytes + (1 << 20) + SsdConfig().depth * (16 << 10)
 DEVICE_LOOKUP_BYTES = 64
 """Bytes of a batch's buffer in GPU memory per lookup: its slot, sorted slots and their order, gradient addresses."""
 WORKSPACE_MARGIN = 1.25
@@ -193,7 +193,7 @@ def cached_bytes(
     level0 : str
         Memory of the slots.
     dram_rows : int
-        Number of records of a log that are also in DRAM.
+        Number of records of an SSD store that are also in DRAM.
     """
     layout = _record(codec, shape)
     record = layout.record_bytes
@@ -204,14 +204,14 @@ def cached_bytes(
         "stamps": STAMP_BYTES * slots,
         "bitmaps": (1 if home == "log" else 2) * -(-rows // 8) + 2 * -(-dram_rows // 8),
         "locations": location_bytes(rows, layout.record_bytes) if home == "log" else 0,
-        # Buffers of further logs, if one log would have too many rows for locations of 4 bytes.
-        "log buffers": int(2 * rows / MOST_ROWS_OF_A_LOG * LOG_BUFFER_BYTES) if home == "log" else 0,
+        # Buffers of further stores, if one store would have too many rows for locations of 4 bytes.
+        "log buffers": int(2 * rows / MOST_SSD_ROWS * SSD_BUFFER_BYTES) if home == "log" else 0,
         "staging": staging_bytes(record if buffered else 0, slots, traffic),
     }
     on_device = {"staging": int(2 * record * traffic.distinct)} if level0 == "hbm" and on_host else {}
     at_home = _record_parts(layout, rows)
     if home == "log":
-        blocks = log_bytes(record, rows)
+        blocks = ssd_bytes(record, rows)
         at_home["block padding"] = blocks - record * rows
         at_home["dead space"] = int(DEAD_SHARE * blocks)
     if not on_host:
@@ -287,17 +287,17 @@ def output_bytes(values: float) -> int:
 
 
 def block_bytes(record: int) -> int:
-    """Return the bytes of one block of a log of records of `record` bytes."""
-    return plan_layout(1, record, LogConfig()).block_bytes
+    """Return the bytes of one block of an SSD store of records of `record` bytes."""
+    return plan_layout(1, record, SsdConfig()).block_bytes
 
 
-def log_bytes(record: int, rows: int) -> int:
+def ssd_bytes(record: int, rows: int) -> int:
     """Return the bytes of all blocks for `rows` records. A record is never divided between two blocks."""
-    return plan_layout(rows, record, LogConfig()).padded_bytes
+    return plan_layout(rows, record, SsdConfig()).padded_bytes
 
 
-SHARED_BYTES: Parts = {"dram": {"log buffers": LOG_BUFFER_BYTES}, "block": {"dead space": DEAD_BYTES}}
-"""Bytes that each log needs in addition, whatever tables it stores."""
+SHARED_BYTES: Parts = {"dram": {"log buffers": SSD_BUFFER_BYTES}, "block": {"dead space": DEAD_BYTES}}
+"""Bytes that each SSD store needs in addition, whatever tables it stores."""
 
 
 def add_parts(many: Iterable[Parts]) -> Parts:

@@ -26,7 +26,7 @@ from stratarec.planning.bytes import (
 )
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.machine import Tiers
-from stratarec.planning.plan import Log, TablePlacement
+from stratarec.planning.plan import SsdStore, TablePlacement
 from stratarec.planning.popularity import CacheDemand, Popularity, expected_misses
 from stratarec.planning.step_model import TableWork, table_seconds
 
@@ -44,7 +44,7 @@ DEFAULT_FRACTION = 0.05
 _GRID = 24
 _LARGEST_FRACTION = 0.75
 _DRAM_SHARES = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
-"""Shares of a table's rows, the most frequent ones, whose records may be in DRAM although its home is a log."""
+"""Shares of a table's rows, the most frequent ones, whose records may be in DRAM although its home is an SSD store."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,17 +219,17 @@ def _undominated(options: list[Candidate]) -> list[Candidate]:
     """Return the candidates, by rising cost, without those that another candidate makes superfluous.
 
     A candidate is superfluous if another one needs no more time and no more bytes in any memory; an optimum always
-    remains. A candidate in a log is compared only with candidates in the same log, because each further log needs
-    additional bytes.
+    remains. A candidate in an SSD store is compared only with candidates in the same store, because each further store
+    needs additional bytes.
     """
     points = np.array([(option.cost, *option.sizes) for option in options])
     order = np.lexsort(points.T[::-1])
-    indices: dict[Log | None, list[int]] = {None: []}
+    indices: dict[SsdStore | None, list[int]] = {None: []}
     for index in order:
-        log = options[index].placement.log
-        rivals = indices[None] + (indices.setdefault(log, []) if log else [])
+        store = options[index].placement.ssd
+        rivals = indices[None] + (indices.setdefault(store, []) if store else [])
         if not rivals or not (points[rivals] <= points[index]).all(axis=1).any():
-            indices[log].append(int(index))
+            indices[store].append(int(index))
     return sorted((options[index] for some in indices.values() for index in some), key=lambda option: option.cost)
 
 

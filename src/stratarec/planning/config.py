@@ -48,12 +48,12 @@ def _set_size(config: object, field_name: str, name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """Block device on which an append-only log stores the rows that are neither in DRAM nor in `mapped`."""
+    """Block device on which an SSD store appends the rows that are neither in DRAM nor in `mapped`."""
 
     path: str
     """Directory on the device. It is created if it does not exist."""
     budget: Annotated[int | None, BeforeValidator(_size("memory.block.budget"))] = None
-    """Maximum bytes of the log of each process; null for no limit."""
+    """Maximum bytes of the SSD stores of each process; null for no limit."""
 
     def __post_init__(self) -> None:
         if not self.path:

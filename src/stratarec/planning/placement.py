@@ -8,8 +8,8 @@ takes one to four seconds for 26 tables. If nothing fits, the same program with 
 sufficient budget. A table is entirely in level 0, whatever its precision, if the rows of the batches in flight need a
 cache as large as the table.
 
-**Frequent rows** of a table in a log may have their records in DRAM, so that DRAM holds the frequent rows of several
-tables instead of all rows of some.
+**Frequent rows** of a table in an SSD store may have their records in DRAM, so that DRAM holds the frequent rows of
+several tables instead of all rows of some.
 
 **Hot rows** of tables under a cache are part of the plan. A run saves the plan, so a resumed run has the same hot rows.
 They have separate slots in level 0. The rest of the budget is planned for the remaining lookups, for which smaller
@@ -48,7 +48,7 @@ from stratarec.planning.bytes import (
 from stratarec.planning.candidates import Candidate, TableSpec, candidates, describe_tables, resolve_policy
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.machine import Tiers, measure_tiers
-from stratarec.planning.plan import Log, Plan, TablePlacement
+from stratarec.planning.plan import Plan, SsdStore, TablePlacement
 from stratarec.planning.step_model import TableSeconds
 
 _FIELDS: Mapping[Memory, str] = {
@@ -76,7 +76,7 @@ def place(
     batch_size : int
         Samples per batch. It is only recorded in the plan, because `tables` already contain the lookups of a batch.
     ranks : int
-        Number of processes that share the tables. Each has its own logs and workspace.
+        Number of processes that share the tables. Each has its own SSD stores and workspace.
     choices : sequence of sequences of Candidate
         Result of `candidates` for each table, if it was computed already. It does not depend on budgets.
 
@@ -145,8 +145,8 @@ def _least(
     fewest bytes in that memory. None if nothing fits.
     """
     sizes = [np.array([option.sizes for option in options], dtype=np.int64) for options in choices]
-    logs = list(
-        dict.fromkeys(option.placement.log for options in choices for option in options if option.placement.log)
+    stores = list(
+        dict.fromkeys(option.placement.ssd for options in choices for option in options if option.placement.ssd)
     )
     shared = [ranks * in_memory(SHARED_BYTES, name) for name in MEMORIES]
     if memory is None:
@@ -157,20 +157,20 @@ def _least(
     # Imported here because SciPy's solvers load slowly, and most commands do not place tables.
     from stratarec.planning.solve import Groups, solve
 
-    numbers: dict[Log | None, int] = {None: -1, **{log: number for number, log in enumerate(logs)}}
+    numbers: dict[SsdStore | None, int] = {None: -1, **{store: number for number, store in enumerate(stores)}}
     groups = Groups(
-        member=[np.array([numbers[option.placement.log] for option in options]) for options in choices],
-        sizes=np.array([shared] * len(logs), dtype=np.int64).reshape(len(logs), len(MEMORIES)),
-        costs=np.full(len(logs), float(fees)),
+        member=[np.array([numbers[option.placement.ssd] for option in options]) for options in choices],
+        sizes=np.array([shared] * len(stores), dtype=np.int64).reshape(len(stores), len(MEMORIES)),
+        costs=np.full(len(stores), float(fees)),
     )
     chosen = solve(costs, sizes, limits, groups)
     return None if chosen is None else [options[choice] for options, choice in zip(choices, chosen, strict=True)]
 
 
 def _used(chosen: Sequence[Candidate], memory: Memory, ranks: int) -> int:
-    """Return the bytes in one memory of the chosen candidates and of the logs that they share."""
-    logs = ranks * len({option.placement.log for option in chosen} - {None})
-    return sum(in_memory(option.placement.bytes, memory) for option in chosen) + logs * in_memory(SHARED_BYTES, memory)
+    """Return the bytes in one memory of the chosen candidates and of the SSD stores that they share."""
+    of_stores = ranks * len({option.placement.ssd for option in chosen} - {None}) * in_memory(SHARED_BYTES, memory)
+    return sum(in_memory(option.placement.bytes, memory) for option in chosen) + of_stores
 
 
 def _explain(
@@ -202,7 +202,7 @@ def _explain(
 
 
 def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int, ranks: int) -> str:
-    """Return a text about the largest consumer of a memory: a table with its log, or the workspace of the update."""
+    """Return a text about a memory's largest consumer: a table with its SSD store, or the workspace of the update."""
     name, most = MEMORY_NAMES[memory], max(chosen, key=lambda option: _used([option], memory, ranks))
     placed, needed = most.placement, _used([most], memory, ranks)
     if ranks * workspace > needed:
@@ -215,10 +215,9 @@ def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int, ranks: i
             f", as {placed.codec.kind} in {placed.tier} with {placed.cache_rows:,} cache rows, of which the batches in "
             f"flight pin up to {placed.pinned:,}"
         )
-    if placed.log is not None:
-        text += (
-            f"; {format_bytes(needed - in_memory(placed.bytes, memory))} of this is for its log, which tables can share"
-        )
+    if placed.ssd is not None:
+        of_store = format_bytes(needed - in_memory(placed.bytes, memory))
+        text += f"; {of_store} of this is for its SSD store, which tables can share"
     return text
 
 

@@ -1,7 +1,7 @@
 """Plan of all tables (home, codec, cache and predictions of each), and its comparison with the memory that a run used.
 
-Some predicted parts are upper bounds, which a run need not reach: a log's dead space and buffers, staging, workspace.
-The plan has a defect if any other part differs from the used bytes by more than 5 %.
+Some predicted parts are upper bounds, which a run need not reach: dead space and buffers of an SSD store, staging,
+workspace. The plan has a defect if any other part differs from the used bytes by more than 5 %.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MOST_RANKS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Log:
+class SsdStore:
     """A store on the block device. Tables with the same width and codec share it."""
 
     width: int
@@ -80,7 +80,7 @@ class TablePlacement:
     hot_rows: _Rows = 0
     """Number of hot rows, which are the first rows of the table. They have slots in addition to the cache's slots."""
     dram_rows: _Rows = 0
-    """Number of first rows of a table in a log whose records are in DRAM."""
+    """Number of first rows of a table in an SSD store whose records are in DRAM."""
 
     def __post_init__(self) -> None:
         cached = self.tier != "level0"
@@ -102,9 +102,9 @@ class TablePlacement:
             raise ConfigError(f"table {self.table!r}: bytes lack the slot weights in {' or '.join(LEVEL0)}")
 
     @property
-    def log(self) -> Log | None:
-        """Log in which the table is stored together with others of its width and codec; None for another home."""
-        return Log(width=self.width, codec=self.codec) if self.tier == "log" else None
+    def ssd(self) -> SsdStore | None:
+        """SSD store in which the table is stored together with others of its width and codec; None for another home."""
+        return SsdStore(width=self.width, codec=self.codec) if self.tier == "log" else None
 
     @property
     def slots(self) -> SlotSplit | None:
@@ -168,9 +168,9 @@ class Plan:
 
     @property
     def bytes(self) -> Parts:
-        """Bytes of all tables, logs and workspaces, for all processes together."""
-        logs = {placement.log for placement in self.tables} - {None}
-        shared: list[Parts] = [*[SHARED_BYTES] * len(logs), {self.level0: {"workspace": self.workspace_bytes}}]
+        """Bytes of all tables, SSD stores and workspaces, for all processes together."""
+        stores = {placement.ssd for placement in self.tables} - {None}
+        shared: list[Parts] = [*[SHARED_BYTES] * len(stores), {self.level0: {"workspace": self.workspace_bytes}}]
         return add_parts([*(placement.bytes for placement in self.tables), *shared * self.ranks])
 
     def used(self, memory: Memory) -> int:

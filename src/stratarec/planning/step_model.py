@@ -47,8 +47,8 @@ from stratarec.kernels.codec.kinds import KINDS
 from stratarec.planning.bytes import Home, RowShape, block_bytes, record_bytes
 from stratarec.planning.machine import Cluster, Machine, Tiers, check_positive
 
-# Bytes that a log writes per byte of a row, including the rewriting of segments.
-_LOG_WRITES = 2.0
+# Bytes that an SSD store writes per byte of a row, including the rewriting of segments.
+_SSD_WRITES = 2.0
 
 Nonnegative = Annotated[float, pydantic.Field(ge=0, lt=1 << 62)]
 
@@ -99,7 +99,7 @@ class TableWork:
     misses: float = 0.0
     """Number of distinct rows that are not in level 0. As many rows are written back to make room."""
     dram_share: float = 0.0
-    """Share of the misses of a log whose records are in DRAM."""
+    """Share of the misses of an SSD store whose records are in DRAM."""
 
 
 def table_seconds(work: TableWork, tiers: Tiers) -> TableSeconds:
@@ -128,7 +128,7 @@ def table_seconds(work: TableWork, tiers: Tiers) -> TableSeconds:
     device = 0.0
     if work.home == "log" and tiers.block is not None:
         blocks = block_bytes(record) / tiers.block.read_bytes
-        written = _LOG_WRITES * record / tiers.block.write_bytes_per_second
+        written = _SSD_WRITES * record / tiers.block.write_bytes_per_second
         device = (1 - work.dram_share) * work.misses * (blocks / tiers.block.reads_per_second + written)
     elif work.home == "mapped" and tiers.mapped is not None:
         device = work.misses * 2 * record / tiers.mapped.row_bytes_per_second

@@ -260,7 +260,7 @@ HOMES = {
     "level0": "level 0",
     "dram": "DRAM",
     "mapped": "mapped file",
-    "log": "log on a block device",
+    "log": "SSD store on a block device",
     "hbm": "GPU memory",
 }
 _SLOTS, _TAGS = ("slot weights", "slot state"), ("tags", "stamps")
@@ -335,8 +335,8 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
         inside = _sum(dram, set(dram) - {*_SLOTS, *_TAGS, *_WORK})
         records = "dram" in homes or any(table["dram_rows"] for table in cached)
         names = ["encoded rows at rest"] if records else []
-        names += ["buffers of the log, and the location of each of its rows"] if "log" in homes else []
-        index = "Log buffers and index, in DRAM" if "log" in homes else "Flags of rows, in DRAM"
+        names += ["buffers of the SSD store, and the location of each of its rows"] if "log" in homes else []
+        index = "SSD store buffers and index, in DRAM" if "log" in homes else "Flags of rows, in DRAM"
         name = "Home, in DRAM" if records else index
         flow = _flow(plan, caches)
         yield _level(name, "; ".join([*names, "flags of written rows"]), inside, parts, "home_dram", flow)

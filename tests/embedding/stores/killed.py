@@ -1,4 +1,4 @@
-"""Write, compact and checkpoint a log store in a process that is killed again and again; run by test_stores.py.
+"""Write, compact and checkpoint an SSD store in a process that is killed again and again; run by test_stores.py.
 
 The killed processes are forks of this one, which never starts a thread. Importing everything again would take seconds
 for each.
@@ -18,16 +18,16 @@ from pathlib import Path
 import numpy as np
 
 from store_conformance import new_directory, random_records
-from stratarec.embedding.stores.log import LogRecords
-from stratarec.embedding.stores.log_layout import LogConfig
+from stratarec.embedding.stores.ssd import SsdRecords
+from stratarec.embedding.stores.ssd_layout import SsdConfig
 from stratarec.io.atomic import replace_directory, write_json
 
 ROWS, RECORD_BYTES = 4000, 110
 
 
-def open_store(root: Path, depth: int) -> LogRecords:
-    config = LogConfig(segment_bytes=1 << 16, buffer_bytes=1 << 14, depth=depth)
-    return LogRecords(root / "store", rows=ROWS, record_bytes=RECORD_BYTES, config=config)
+def open_store(root: Path, depth: int) -> SsdRecords:
+    config = SsdConfig(segment_bytes=1 << 16, buffer_bytes=1 << 14, depth=depth)
+    return SsdRecords(root / "store", rows=ROWS, record_bytes=RECORD_BYTES, config=config)
 
 
 def newest(root: Path) -> Path | None:
@@ -38,7 +38,7 @@ def rows_of(step: int) -> np.ndarray:
     return np.random.default_rng(step).permutation(ROWS)[:300]
 
 
-def restore(store: LogRecords, path: Path | None) -> int:
+def restore(store: SsdRecords, path: Path | None) -> int:
     """Restore the checkpoint at `path` into `store` and return its step."""
     if path is None:
         return 0

@@ -1,4 +1,4 @@
-"""Run the conformance suite for every store, and test that the writes of a log survive kills."""
+"""Run the conformance suite for every store, and test that the writes of an SSD store survive kills."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from stratarec.embedding.slots import Level0
 from stratarec.embedding.stores.arrays import DramRecords, MappedRecords
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.device import DeviceRecords
-from stratarec.embedding.stores.log import LogRecords
-from stratarec.embedding.stores.log_layout import LogConfig
 from stratarec.embedding.stores.row_files import link_or_copy
+from stratarec.embedding.stores.ssd import SsdRecords
+from stratarec.embedding.stores.ssd_layout import SsdConfig
 from stratarec.errors import StorageError
 from stratarec.kernels.blocks import aio
 
 
 class ArrayRecordsTests(RecordStoreTests):
-    """Additional tests of homes in memory; `test_log_space` tests logs on full disks."""
+    """Additional tests of homes in memory; `test_ssd_space` tests SSD stores on full disks."""
 
     @pytest.mark.parametrize("size", [0, 200, 20_000])
     def test_a_checkpoint_without_space_changes_nothing(self, store: RecordStore, tmp_path: Path, size: int) -> None:
@@ -90,40 +90,40 @@ def test_untouched_rows_take_no_memory() -> None:
     store.close()
 
 
-SMALL = LogConfig(segment_bytes=16384, buffer_bytes=8192, depth=4)
+SMALL = SsdConfig(segment_bytes=16384, buffer_bytes=8192, depth=4)
 
 
-class TestLogRecords(RecordStoreTests):
+class TestSsdRecords(RecordStoreTests):
     def make(self, directory: Path) -> RecordStore:
-        return LogRecords(directory, rows=self.rows, record_bytes=self.record_bytes, config=SMALL)
+        return SsdRecords(directory, rows=self.rows, record_bytes=self.record_bytes, config=SMALL)
 
 
-class TestLogRecordsWithFrequentRows(RecordStoreTests):
+class TestSsdRecordsWithFrequentRows(RecordStoreTests):
     def make(self, directory: Path) -> RecordStore:
         tables = [(0, 0), (7, 20), (self.rows // 2, self.rows // 4), (self.rows - 9, 9)]
-        return LogRecords(directory, rows=self.rows, record_bytes=self.record_bytes, config=SMALL, frequent=tables)
+        return SsdRecords(directory, rows=self.rows, record_bytes=self.record_bytes, config=SMALL, frequent=tables)
 
 
-class TestLogRecordsOfManyBlocks(RecordStoreTests):
+class TestSsdRecordsOfManyBlocks(RecordStoreTests):
     record_bytes = 5000
 
     def make(self, directory: Path) -> RecordStore:
-        return LogRecords(directory, rows=self.rows, record_bytes=self.record_bytes, config=SMALL)
+        return SsdRecords(directory, rows=self.rows, record_bytes=self.record_bytes, config=SMALL)
 
 
-class TestLogRecordsWithoutAsynchronousReads(RecordStoreTests):
+class TestSsdRecordsWithoutAsynchronousReads(RecordStoreTests):
     @pytest.fixture(autouse=True)
     def _none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(aio, "open_context", lambda depth: 0)
 
     def make(self, directory: Path) -> RecordStore:
-        return LogRecords(directory, rows=self.rows, record_bytes=self.record_bytes, config=SMALL)
+        return SsdRecords(directory, rows=self.rows, record_bytes=self.record_bytes, config=SMALL)
 
 
 @pytest.mark.parametrize("depth", [1, 3, 128])
 def test_reads_of_every_order_and_depth_return_what_was_written(tmp_path: Path, depth: int) -> None:
     rows, generator = np.arange(20_000), np.random.default_rng(0)
-    store = LogRecords(tmp_path, rows=len(rows), record_bytes=260, config=LogConfig(buffer_bytes=1 << 16, depth=depth))
+    store = SsdRecords(tmp_path, rows=len(rows), record_bytes=260, config=SsdConfig(buffer_bytes=1 << 16, depth=depth))
     records = random_records(rows, 260, 1)
     store.write(rows, records)
     store.flush()
@@ -134,26 +134,26 @@ def test_reads_of_every_order_and_depth_return_what_was_written(tmp_path: Path, 
     store.close()
 
 
-class LogMachine(RecordStoreMachine):
+class SsdMachine(RecordStoreMachine):
     record_bytes = 700
 
     def make(self, directory: Path) -> RecordStore:
-        config = LogConfig(segment_bytes=8192, buffer_bytes=4096, depth=2)
-        return LogRecords(directory, rows=self.rows, record_bytes=self.record_bytes, config=config)
+        config = SsdConfig(segment_bytes=8192, buffer_bytes=4096, depth=2)
+        return SsdRecords(directory, rows=self.rows, record_bytes=self.record_bytes, config=config)
 
 
-class FrequentRowsMachine(LogMachine):
+class FrequentRowsMachine(SsdMachine):
     def make(self, directory: Path) -> RecordStore:
-        config, tables = LogConfig(segment_bytes=8192, buffer_bytes=4096, depth=2), [(3, self.rows // 3)]
-        return LogRecords(
+        config, tables = SsdConfig(segment_bytes=8192, buffer_bytes=4096, depth=2), [(3, self.rows // 3)]
+        return SsdRecords(
             directory, rows=self.rows, record_bytes=self.record_bytes, config=config, frequent=tables
         )  # fmt: skip
 
 
 TestFrequentRowsMachine = FrequentRowsMachine.TestCase
 TestFrequentRowsMachine.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
-TestLogMachine = LogMachine.TestCase
-TestLogMachine.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestSsdMachine = SsdMachine.TestCase
+TestSsdMachine.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
 def run_killed(tmp_path: Path, kills: int) -> list[int]:

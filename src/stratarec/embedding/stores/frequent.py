@@ -1,8 +1,8 @@
-"""Records of frequent rows in DRAM, in front of a log.
+"""Records of frequent rows in DRAM, in front of an SSD store.
 
 Ids are ranked by frequency, so the frequent rows of a table are its first rows. A record that was written since the
-last checkpoint is only here. A checkpoint copies such records into the log, so its format does not depend on the number
-of frequent rows.
+last checkpoint is only here. A checkpoint copies such records into the segments, so its format does not depend on the
+number of frequent rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FrequentRecords(DramRecords):
     Parameters
     ----------
     tables : sequence of (int, int)
-        For each table, its first row in the log and its number of frequent rows.
+        For each table, its first row in the store and its number of frequent rows.
     record_bytes : int
         Bytes of one record.
     """

@@ -1,4 +1,4 @@
-"""Segment files of a log store, the buffer that gathers records before they are written, and compaction.
+"""Segment files of an SSD store, the buffer that gathers records before they are written, and compaction.
 
 Segments are created, appended to, sealed and removed, never changed in place. A segment has a *slot*, which numbers its
 cells and is reused after the segment is removed, and a *sequence* number, which names its file, seeds its checksums and
@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.embedding.stores.arrays import allocate_bytes
-from stratarec.embedding.stores.log_layout import BlockLayout, Locations
 from stratarec.embedding.stores.row_files import link_or_copy
+from stratarec.embedding.stores.ssd_layout import Locations, SsdLayout
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import make_directory, storage_error
 from stratarec.io.sealed import regular_file_below
@@ -44,7 +44,7 @@ class SegmentEntry:
     """Entry of a sealed segment in a checkpoint's manifest."""
 
     slot: int
-    """Slot of the segment, which is its index in the arrays of `Segments`."""
+    """Slot of the segment, which is its index in the arrays of `SegmentFiles`."""
     sequence: int
     """Number of the segment in the order of creation, from 1; it is never reused."""
     blocks: int
@@ -56,14 +56,14 @@ class SegmentEntry:
         return f"segment-{self.sequence:010d}.log"
 
 
-class Segments:
+class SegmentFiles:
     """The segment files of one store.
 
     Parameters
     ----------
     directory : Path
         Directory of the files; segments that are left in it are removed.
-    layout : BlockLayout
+    layout : SsdLayout
         Sizes of blocks and segments, and number of slots.
     budget_bytes : int
         Maximum bytes of all files; 0 for no limit.
@@ -74,7 +74,7 @@ class Segments:
     `descriptors`, so a file that is removed during a read stays open until the read is over (`retired`).
     """
 
-    def __init__(self, directory: Path, layout: BlockLayout, budget_bytes: int) -> None:
+    def __init__(self, directory: Path, layout: SsdLayout, budget_bytes: int) -> None:
         self.directory = directory
         self.layout = layout
         self.budget_bytes = budget_bytes
@@ -144,7 +144,7 @@ class Segments:
                 raise NoRoom(error.strerror) from error
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise StorageError(
-                    f"{path} cannot be opened: {error.strerror}; this log has {len(self.used)} open segments: "
+                    f"{path} cannot be opened: {error.strerror}; this SSD store has {len(self.used)} open segments: "
                     "raise the limit of open files (ulimit -n)"
                 ) from error
             raise storage_error(path, error) from error
@@ -283,7 +283,7 @@ def open_file(path: Path, flags: int) -> int:
         return os.open(path, flags, 0o644)
 
 
-def keep_segments(segments: Segments, directory: Path, last: Path | None) -> list[dict[str, Any]]:
+def keep_segments(segments: SegmentFiles, directory: Path, last: Path | None) -> list[dict[str, Any]]:
     """Sync the sealed segments and link them into `directory`; return their entries for the manifest.
 
     A file that the last checkpoint contains is linked from there: the working directory may be on another file system,
@@ -300,11 +300,11 @@ def keep_segments(segments: Segments, directory: Path, last: Path | None) -> lis
     return entries
 
 
-def _same(path: Path, segments: Segments, entry: SegmentEntry) -> bool:
+def _same(path: Path, segments: SegmentFiles, entry: SegmentEntry) -> bool:
     return path.is_file() and path.stat().st_size == entry.blocks * segments.layout.block_bytes
 
 
-def check_segments(segments: Segments, directory: Path, manifest: dict[str, Any]) -> list[SegmentEntry]:
+def check_segments(segments: SegmentFiles, directory: Path, manifest: dict[str, Any]) -> list[SegmentEntry]:
     """Return the segments of the checkpoint in `directory`, after checking the sizes of their files.
 
     Raises
@@ -331,12 +331,12 @@ class Appender:
 
     Parameters
     ----------
-    segments : Segments
-        Segments of the store.
+    segments : SegmentFiles
+        Segment files of the store.
     lock : RLock
         Lock of the store.
     allowance : int
-        Bytes by which the budget may be exceeded (`Segments.append`).
+        Bytes by which the budget may be exceeded (`SegmentFiles.append`).
 
     Notes
     -----
@@ -344,7 +344,7 @@ class Appender:
     to a buffer.
     """
 
-    def __init__(self, segments: Segments, lock: RLock, allowance: int) -> None:
+    def __init__(self, segments: SegmentFiles, lock: RLock, allowance: int) -> None:
         layout = segments.layout
         self._segments = segments
         self._lock = lock
@@ -424,14 +424,14 @@ _STRIDE_BYTES = 1 << 20
 _MOST_LIVE = 0.95
 
 
-def dead_weight(segments: Segments, most_amplification: float) -> bool:
+def dead_weight(segments: SegmentFiles, most_amplification: float) -> bool:
     """Whether the segments have more than `most_amplification` cells per live row, apart from four segments."""
     cells = int(segments.blocks.sum()) * segments.layout.per_block
     free = 4 * segments.layout.segment_blocks * segments.layout.per_block
     return cells > most_amplification * int(segments.live.sum()) + free
 
 
-def background_due(segments: Segments, most_amplification: float) -> bool:
+def background_due(segments: SegmentFiles, most_amplification: float) -> bool:
     """Whether the background thread should compact: the space bound is near, or few slots are free."""
     cells = int(segments.blocks.sum()) * segments.layout.per_block
     free = 2 * segments.layout.segment_blocks * segments.layout.per_block
@@ -440,7 +440,7 @@ def background_due(segments: Segments, most_amplification: float) -> bool:
     return early or len(segments.used) > segments.layout.slots - 12
 
 
-def next_to_rewrite(segments: Segments) -> int:
+def next_to_rewrite(segments: SegmentFiles) -> int:
     """Return the slot of the segment to rewrite next, or -1 if none would free space."""
     sealed = np.flatnonzero(segments.sealed)
     if not len(sealed):
@@ -457,7 +457,7 @@ def next_to_rewrite(segments: Segments) -> int:
 class Compactor:
     """Moves live rows out of segments; one caller at a time."""
 
-    def __init__(self, segments: Segments, locations: Locations, lock: RLock) -> None:
+    def __init__(self, segments: SegmentFiles, locations: Locations, lock: RLock) -> None:
         self._segments = segments
         self._locations = locations
         self._lock = lock

@@ -14,24 +14,24 @@ import numpy as np
 import pytest
 
 from store_conformance import random_records
-from stratarec.embedding.stores.log import LogRecords
-from stratarec.embedding.stores.log_layout import LogConfig
+from stratarec.embedding.stores.ssd import SsdRecords
+from stratarec.embedding.stores.ssd_layout import SsdConfig
 from stratarec.kernels.blocks import cpu
 
 ROWS, RECORD_BYTES = 600, 110
-CONFIG = LogConfig(segment_bytes=16384, buffer_bytes=16384, depth=4)
+CONFIG = SsdConfig(segment_bytes=16384, buffer_bytes=16384, depth=4)
 
 
 @pytest.fixture
 def store(tmp_path: Path):
-    log_store = LogRecords(tmp_path / "log", rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
-    log_store.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 1))
-    log_store.flush()
-    yield log_store
-    log_store.close()
+    ssd_store = SsdRecords(tmp_path / "log", rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
+    ssd_store.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 1))
+    ssd_store.flush()
+    yield ssd_store
+    ssd_store.close()
 
 
-def assert_readable(store: LogRecords) -> None:
+def assert_readable(store: SsdRecords) -> None:
     out = np.zeros((ROWS, RECORD_BYTES), np.uint8)
     assert store.read(np.arange(ROWS), out).all()
     np.testing.assert_array_equal(out, random_records(np.arange(ROWS), RECORD_BYTES, 1))
@@ -69,27 +69,27 @@ def test_direct_io_that_fails_on_first_access_is_not_used(
 
     monkeypatch.setattr(os, name, refusing)
     with pytest.warns(RuntimeWarning, match="direct I/O"):
-        log_store = LogRecords(tmp_path / "log", rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
-    log_store.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 1))
-    log_store.flush()
-    for slot in log_store.segments.used:
-        assert not fcntl.fcntl(int(log_store.segments.descriptors[slot]), fcntl.F_GETFL) & os.O_DIRECT
-    assert_readable(log_store)
-    log_store.close()
+        ssd_store = SsdRecords(tmp_path / "log", rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
+    ssd_store.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 1))
+    ssd_store.flush()
+    for slot in ssd_store.segments.used:
+        assert not fcntl.fcntl(int(ssd_store.segments.descriptors[slot]), fcntl.F_GETFL) & os.O_DIRECT
+    assert_readable(ssd_store)
+    ssd_store.close()
 
 
 FILES = """
 import resource, sys
 import numpy as np
 from pathlib import Path
-from stratarec.embedding.stores.log import LogRecords
-from stratarec.embedding.stores.log_layout import LogConfig
+from stratarec.embedding.stores.ssd import SsdRecords
+from stratarec.embedding.stores.ssd_layout import SsdConfig
 from stratarec.errors import StorageError
 from store_conformance import random_records
 soft, hard = int(sys.argv[2]), int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-config = LogConfig(segment_bytes=4096, buffer_bytes=4096, depth=1)
-store = LogRecords(Path(sys.argv[1]), rows=9000, record_bytes=110, config=config)
+config = SsdConfig(segment_bytes=4096, buffer_bytes=4096, depth=1)
+store = SsdRecords(Path(sys.argv[1]), rows=9000, record_bytes=110, config=config)
 rows = np.arange(9000)
 try:
     store.write(rows, random_records(rows, 110, 1))

@@ -1,4 +1,4 @@
-"""Test that damage to any byte of a checkpointed log store is detected and named."""
+"""Test that damage to any byte of a checkpointed SSD store is detected and named."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 from errors import refuses
 from store_conformance import POISON, assert_same_contents, damage, new_directory, random_records, read_all
 from stratarec.embedding.stores.base import Manifest
-from stratarec.embedding.stores.log import LogRecords
-from stratarec.embedding.stores.log_layout import LogConfig
+from stratarec.embedding.stores.ssd import SsdRecords
+from stratarec.embedding.stores.ssd_layout import SsdConfig
 from stratarec.errors import CheckpointError, StorageError
 
 ROWS, RECORD_BYTES = 300, 110
-CONFIG = LogConfig(segment_bytes=16384, buffer_bytes=16384, depth=2)
+CONFIG = SsdConfig(segment_bytes=16384, buffer_bytes=16384, depth=2)
 
 
-def open_store(directory: Path) -> LogRecords:
-    return LogRecords(directory, rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
+def open_store(directory: Path) -> SsdRecords:
+    return SsdRecords(directory, rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def checkpoint(tmp_path: Path) -> tuple[Path, Manifest]:
     return tmp_path / "checkpoint", manifest
 
 
-def regions(store: LogRecords, blocks: int) -> list[int]:
+def regions(store: SsdRecords, blocks: int) -> list[int]:
     """Return offsets in every region of every block (checksum, tag, records, padding, unused tail) and some random
     ones.
     """
@@ -51,7 +51,7 @@ def regions(store: LogRecords, blocks: int) -> list[int]:
     return [block * 4096 + offset for block in range(blocks) for offset in inside]
 
 
-def rows_at(store: LogRecords, slot: int, offset: int) -> np.ndarray:
+def rows_at(store: SsdRecords, slot: int, offset: int) -> np.ndarray:
     """Return the row whose record contains the offset of a segment, if any."""
     shape, (block, inside) = store.layout.shape, divmod(offset, 4096)
     k = inside // (shape.cell_words * 8)

@@ -1,4 +1,4 @@
-"""Layout of a log: cells in blocks, blocks in segments, and the location of each row in DRAM."""
+"""Layout of an SSD store: cells in blocks, blocks in segments, and the location of each row in DRAM."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _CHUNK_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogConfig:
-    """Sizes and limits of a log store."""
+class SsdConfig:
+    """Sizes and limits of an SSD store."""
 
     segment_bytes: int = 0
     """Bytes of one segment file; 0 means a 64th of the records, but at least `buffer_bytes` and at most 4 GiB."""
@@ -41,21 +41,21 @@ class LogConfig:
 
     def __post_init__(self) -> None:
         check_ranges(
-            self, "log.", segment_bytes="[0, inf)", buffer_bytes="[4096, inf)", depth="[1, inf)",
+            self, "ssd.", segment_bytes="[0, inf)", buffer_bytes="[4096, inf)", depth="[1, inf)",
             budget_bytes="[0, inf)", most_amplification="[1.1, inf)",
         )  # fmt: skip
 
 
-# A log compacts if it exceeds 1.5 times its live blocks by more than four segments. A segment is a 64th of the records,
+# It compacts if it exceeds 1.5 times its live blocks by more than four segments. A segment is a 64th of the records,
 # or one buffer if that is larger.
-DEAD_SHARE = LogConfig().most_amplification - 1 + 4 / _SEGMENTS
-"""Maximum dead space of a log, as a share of its blocks."""
-DEAD_BYTES = 4 * LogConfig().buffer_bytes
-"""Additional maximum dead space of any log, in bytes."""
+DEAD_SHARE = SsdConfig().most_amplification - 1 + 4 / _SEGMENTS
+"""Maximum dead space of an SSD store, as a share of its blocks."""
+DEAD_BYTES = 4 * SsdConfig().buffer_bytes
+"""Additional maximum dead space of any SSD store, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockLayout:
+class SsdLayout:
     """A layout chosen by `plan_layout`; equal values mean equal bytes."""
 
     rows: int
@@ -113,7 +113,7 @@ class BlockLayout:
         """Number of blocks of all records, each stored once."""
         return -(-self.rows // self.per_block)
 
-    def adopting(self, manifest: Mapping[str, Any], config: LogConfig) -> BlockLayout:
+    def adopting(self, manifest: Mapping[str, Any], config: SsdConfig) -> SsdLayout:
         """Return this layout with the segment length of a checkpoint. That length depends on an earlier budget.
 
         Raises
@@ -124,7 +124,9 @@ class BlockLayout:
         try:
             layout = replace(self, **{name: int(manifest[name]) for name in self.segmentation})
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError("the manifest of a log is damaged: the length of its segments is missing") from error
+            raise CheckpointError(
+                "the manifest of an SSD store is damaged: the length of its segments is missing"
+            ) from error
         # The manifest determines sizes of arrays: impossible values are rejected before anything is allocated.
         most = max(
             2 * -(-self.blocks // layout.segment_blocks) + _SPARE_SLOTS, _narrow(layout.segment_blocks, self.per_block)
@@ -134,13 +136,14 @@ class BlockLayout:
         )
         if not valid or not 0 < layout.slots <= most or layout.buffer_blocks * self.block_bytes > _LARGEST_SEGMENT:
             raise CheckpointError(
-                f"the manifest of a log is damaged: a store of {self.rows} rows never has {layout.slots} segments of "
-                f"{layout.segment_blocks} blocks, in buffers of {layout.buffer_blocks}; use another checkpoint"
+                f"the manifest of an SSD store is damaged: a store of {self.rows} rows never has {layout.slots} "
+                f"segments of {layout.segment_blocks} blocks, in buffers of {layout.buffer_blocks}; use another "
+                "checkpoint"
             )
         if config.budget_bytes and config.budget_bytes < 3 * layout.segment_bytes:
             raise CheckpointError(
-                f"this log's share of memory.block.budget is {config.budget_bytes}, and this checkpoint needs three "
-                f"segments of {layout.segment_bytes} bytes; raise it"
+                f"this SSD store's share of memory.block.budget is {config.budget_bytes}, and this checkpoint needs "
+                f"three segments of {layout.segment_bytes} bytes; raise it"
             )
         return layout
 
@@ -154,7 +157,7 @@ def _narrow(segment_blocks: int, per_block: int) -> int:
     return (2**32 - 2) // (segment_blocks * per_block)
 
 
-def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> BlockLayout:
+def plan_layout(rows: int, record_bytes: int, config: SsdConfig) -> SsdLayout:
     """Return the layout of a store of `rows` records.
 
     Raises
@@ -183,10 +186,10 @@ def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> BlockLayout:
         slots = narrow
     if config.budget_bytes and config.budget_bytes < 3 * segment_blocks * block_bytes:
         raise ConfigError(
-            f"this log's share of memory.block.budget is {config.budget_bytes}, expected at least three segments of "
-            f"{segment_blocks * block_bytes} bytes; raise it"
+            f"this SSD store's share of memory.block.budget is {config.budget_bytes}, expected at least three "
+            f"segments of {segment_blocks * block_bytes} bytes; raise it"
         )
-    return BlockLayout(
+    return SsdLayout(
         rows=rows,
         record_bytes=record_bytes,
         tag_bytes=tag_bytes,
@@ -200,7 +203,7 @@ def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> BlockLayout:
 
 def location_bytes(rows: int, record_bytes: int) -> int:
     """Return the bytes of DRAM for the locations of `rows` records of `record_bytes` bytes each."""
-    return rows * plan_layout(rows, record_bytes, LogConfig()).location_type.itemsize
+    return rows * plan_layout(rows, record_bytes, SsdConfig()).location_type.itemsize
 
 
 class Locations:
@@ -209,7 +212,7 @@ class Locations:
     Pages of rows that were never written take no memory.
     """
 
-    def __init__(self, layout: BlockLayout) -> None:
+    def __init__(self, layout: SsdLayout) -> None:
         self._layout = layout
         self.of_row: NDArray[np.unsignedinteger[Any]] = self._new()
         self.changed = allocate_bits(layout.rows)
@@ -224,7 +227,7 @@ class Locations:
         return self.of_row.view(np.uint8).reshape(self._layout.rows, -1)
 
     def index(self, live: NDArray[np.int64]) -> Index:
-        """Return the index that kernels update when records move; `live` is `Segments.live`."""
+        """Return the index that kernels update when records move; `live` is `SegmentFiles.live`."""
         return Index(self.of_row, self.changed, live)
 
     def written_rows(self) -> Iterator[NDArray[np.int64]]:

@@ -1,4 +1,4 @@
-"""Test the space of a log store: its bounds, a budget, a full disk, and file systems without links or direct reads."""
+"""Test the space of an SSD store: its bounds, a budget, a full disk, and file systems without links or direct reads."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pytest
 from errors import refuses
 from store_conformance import assert_same_contents, new_directory, random_records, read_all
 from stratarec.embedding.stores.arrays import MappedRecords
-from stratarec.embedding.stores.log import LogRecords
-from stratarec.embedding.stores.log_layout import LogConfig
+from stratarec.embedding.stores.ssd import SsdRecords
+from stratarec.embedding.stores.ssd_layout import SsdConfig
 from stratarec.errors import CheckpointError, StorageError
 
 ROWS, RECORD_BYTES = 4000, 260
 SMALL = {"segment_bytes": 65536, "buffer_bytes": 16384, "depth": 2}
 
 
-def open_store(directory: Path, **config: int) -> LogRecords:
-    return LogRecords(directory, rows=ROWS, record_bytes=RECORD_BYTES, config=LogConfig(**{**SMALL, **config}))
+def open_store(directory: Path, **config: int) -> SsdRecords:
+    return SsdRecords(directory, rows=ROWS, record_bytes=RECORD_BYTES, config=SsdConfig(**{**SMALL, **config}))
 
 
-def write(store: LogRecords, rows: np.ndarray, seed: int) -> None:
+def write(store: SsdRecords, rows: np.ndarray, seed: int) -> None:
     store.write(rows, random_records(rows, RECORD_BYTES, seed))
 
 
@@ -123,9 +123,9 @@ def test_a_budget_is_kept_while_dead_rows_can_be_reclaimed(tmp_path: Path) -> No
 def test_a_checkpoint_resumes_under_another_budget(tmp_path: Path, before: int, after: int) -> None:
     """The budget determines the length of segments. The error for an exceeded budget recommends a larger one."""
 
-    def make_store(name: str, budget: int) -> LogRecords:
-        config = LogConfig(buffer_bytes=4096, budget_bytes=budget)
-        return LogRecords(tmp_path / name, rows=400_000, record_bytes=20, config=config)
+    def make_store(name: str, budget: int) -> SsdRecords:
+        config = SsdConfig(buffer_bytes=4096, budget_bytes=budget)
+        return SsdRecords(tmp_path / name, rows=400_000, record_bytes=20, config=config)
 
     rows = np.arange(12_000)
     store, other = make_store("one", before), make_store("other", after)
@@ -150,11 +150,11 @@ def test_a_checkpoint_resumes_under_another_budget(tmp_path: Path, before: int, 
 
 def test_a_budget_too_small_for_the_segments_of_a_checkpoint_is_named(tmp_path: Path) -> None:
     rows = np.arange(4_000_000)
-    large = LogRecords(tmp_path / "one", rows=len(rows), record_bytes=20, config=LogConfig(buffer_bytes=4096))
+    large = SsdRecords(tmp_path / "one", rows=len(rows), record_bytes=20, config=SsdConfig(buffer_bytes=4096))
     large.write(rows[:10], random_records(rows[:10], 20, 1))
     manifest = large.checkpoint(new_directory(tmp_path / "a"), None)
-    config = LogConfig(buffer_bytes=4096, budget_bytes=1 << 20)
-    small = LogRecords(tmp_path / "other", rows=len(rows), record_bytes=20, config=config)
+    config = SsdConfig(buffer_bytes=4096, budget_bytes=1 << 20)
+    small = SsdRecords(tmp_path / "other", rows=len(rows), record_bytes=20, config=config)
     with refuses(CheckpointError, "memory.block.budget 1048576"):
         small.restore(tmp_path / "a", manifest)
     for each in (large, small):
@@ -223,7 +223,7 @@ def test_files_are_copied_once_if_links_are_refused(mounted: Path, tmp_path: Pat
 
 
 def test_untouched_rows_take_no_space(tmp_path: Path) -> None:
-    store = LogRecords(tmp_path, rows=100_000_000, record_bytes=76)
+    store = SsdRecords(tmp_path, rows=100_000_000, record_bytes=76)
     empty = store.memory()
     assert empty.block_bytes == 0
     assert empty.dram_bytes < 1 << 20

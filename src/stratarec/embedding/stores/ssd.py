@@ -1,4 +1,4 @@
-"""The log store: rows on a block device. Many rows are read at once, without the page cache.
+"""The SSD store (home ``log``): rows on a block device. Many rows are read at once, without the page cache.
 
 Two threads may be active at once: the caller reads or writes rows, and the compactor moves them. `_lock` guards the
 locations, the segment table and the buffers, and is locked for microseconds. `_moving` is locked while a thread moves
@@ -20,25 +20,25 @@ from numpy.typing import NDArray
 from stratarec.embedding.stores.arrays import allocate_bytes, clear_bits, resident_bytes, set_rows
 from stratarec.embedding.stores.base import Manifest, StoreBytes, check_rows
 from stratarec.embedding.stores.frequent import FrequentRecords
-from stratarec.embedding.stores.log_layout import BlockLayout, Locations, LogConfig, plan_layout
-from stratarec.embedding.stores.log_segments import (
+from stratarec.embedding.stores.row_files import DeltaChain, require_same
+from stratarec.embedding.stores.ssd_layout import Locations, SsdConfig, SsdLayout, plan_layout
+from stratarec.embedding.stores.ssd_segments import (
     Appender,
     Background,
     Compactor,
     NoRoom,
-    Segments,
+    SegmentFiles,
     background_due,
     check_segments,
     dead_weight,
     keep_segments,
 )
-from stratarec.embedding.stores.row_files import DeltaChain, require_same
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.scratch import lock_store
 from stratarec.kernels.blocks import BLOCK_ALIGNMENT, ReadBuffers, ReadRequest, aio, as_bytes, cpu, reads
 
 
-class LogRecords:
+class SsdRecords:
     """A `RecordStore` on a block device.
 
     Rows are appended to immutable segment files in large writes. A location of 4 bytes per row (8 if there are too many
@@ -54,7 +54,7 @@ class LogRecords:
         R.
     record_bytes : int
         Bytes of one record.
-    config : LogConfig
+    config : SsdConfig
         Sizes, read depth and budget.
     frequent : sequence of (int, int)
         For each table, its first row, and the number of its first rows whose records are in DRAM.
@@ -68,14 +68,14 @@ class LogRecords:
     kind = "log"
 
     def __init__(
-        self, directory: Path, *, rows: int, record_bytes: int, config: LogConfig | None = None,
+        self, directory: Path, *, rows: int, record_bytes: int, config: SsdConfig | None = None,
         frequent: Sequence[tuple[int, int]] = (),
     ) -> None:  # fmt: skip
         self.rows = rows
         self.record_bytes = record_bytes
         self.array: NDArray[np.uint8] | None = None
         self.bits: tuple[NDArray[np.uint8], NDArray[np.uint8]] | None = None
-        self.config = config or LogConfig()
+        self.config = config or SsdConfig()
         self.layout = plan_layout(rows, record_bytes, self.config)
         self._lock = RLock()
         self._moving = Lock()
@@ -85,10 +85,10 @@ class LogRecords:
         self._chain = DeltaChain()
         self._background = Background(self._compact_quietly)
 
-    def _lay_out(self, directory: Path, layout: BlockLayout) -> None:
+    def _lay_out(self, directory: Path, layout: SsdLayout) -> None:
         """Initialize an empty store with segments of `layout`."""
         self.layout = layout
-        self.segments = Segments(directory, layout, self.config.budget_bytes)
+        self.segments = SegmentFiles(directory, layout, self.config.budget_bytes)
         self._front = Appender(self.segments, self._lock, -layout.segment_bytes)
         self._locations = Locations(layout)
         self._compactor = Compactor(self.segments, self._locations, self._lock)
@@ -145,7 +145,7 @@ class LogRecords:
         self._append(rows, records, np.flatnonzero(~frequent))
 
     def _append(self, rows: NDArray[np.int64], records: NDArray[np.uint8], entries: NDArray[np.int64]) -> None:
-        """Append ``records[entries]`` to the log."""
+        """Append ``records[entries]`` to the segments."""
         flat, done = records.reshape(-1), 0
         while True:
             with self._lock:
@@ -156,7 +156,7 @@ class LogRecords:
             self._spill()
 
     def mark_written(self, rows: NDArray[np.int64]) -> None:
-        raise ValueError("a log store's records are not addressable memory; call write instead")
+        raise ValueError("an SSD store's records are not addressable memory; call write instead")
 
     def _spill(self) -> None:
         """Make room in the write buffer; compact if file space is exhausted or amplification exceeds its bound."""
@@ -329,7 +329,7 @@ class Reader:
 
     Parameters
     ----------
-    layout : BlockLayout
+    layout : SsdLayout
         Layout of the segments.
     depth : int
         Reads in flight, each with its own buffer.
@@ -337,7 +337,7 @@ class Reader:
         Reads begin and end at multiples of this.
     """
 
-    def __init__(self, layout: BlockLayout, depth: int, alignment: int) -> None:
+    def __init__(self, layout: SsdLayout, depth: int, alignment: int) -> None:
         self._layout = layout
         self._alignment = alignment
         size = max(_BUFFER_BYTES // layout.block_bytes, 1) * layout.block_bytes
