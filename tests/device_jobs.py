@@ -386,7 +386,7 @@ def _damaged_run(func: Any, args: Any, options: dict[str, Any]) -> Any:
 def run(code: str, schedule: str = "random1", **options: Any) -> Any:
     """Return the JSON that `code` prints in a process with a lazy device."""
     head = f"import sys; sys.path[:] = {sys.path!r}\nimport lazy_device\nlazy_device.install({schedule!r})\n"
-    # Runs of samples are used however few ids they save.
+    # Segments of samples are used however few ids they save.
     head += "import device_jobs\ndevice_jobs.request_module._LEAST_SAVED = float('-inf')\n"
     done = forked.python(head + code, **options)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -47,7 +47,7 @@ INT8 = TableTier(cache_rows=32, codec=CodecConfig(kind="int8"))
 HOT = TableTier(cache_rows=32, hot_rows=10)
 ADAM = DenseOptimizerConfig(kind="adam", learning_rate=0.003)
 SGD = DenseOptimizerConfig(kind="sgd", learning_rate=0.1)
-# Runs are used however few ids they save.
+# Segments are used however few ids they save.
 request._LEAST_SAVED = float("-inf")  # type: ignore[assignment]
 
 

@@ -27,7 +27,7 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError, DataError
-from stratarec.kernels.runs import find_runs
+from stratarec.kernels.segments import find_segments
 
 
 def schema(*, user: bool = True, **groups: str) -> Schema:
@@ -156,7 +156,7 @@ def test_batches_expand_to_exactly_the_samples_of_the_plain_data_set(
 
 
 @pytest.mark.parametrize("unit", ["auto", "run"])
-def test_runs_stay_together_and_sessions_do_not(pair: tuple[Dataset, Dataset], unit: Any) -> None:
+def test_segments_stay_together_and_sessions_do_not(pair: tuple[Dataset, Dataset], unit: Any) -> None:
     grouped, _ = pair
 
     def runs(shuffle: bool) -> tuple[int, int]:
@@ -166,7 +166,7 @@ def test_runs_stay_together_and_sessions_do_not(pair: tuple[Dataset, Dataset], u
         assert batch.user is not None
         starts = np.array([0, batch.size])
         for group in batch.groups:
-            starts = find_runs(group.inverse.numpy(), starts)
+            starts = find_segments(group.inverse.numpy(), starts)
         return len(starts), int((batch.user.diff() != 0).sum())
 
     stored, shuffled = runs(False), runs(True)

@@ -68,17 +68,19 @@ def test_rows_are_spread_by_column(width: int, paired: bool, ids: int, rows: lis
 @pytest.mark.interpreted
 @fast
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=9), st.integers(0, 2), st.randoms())
-def test_runs_are_filled_and_ordered(sizes: list[int], column: int, draws: Random) -> None:
-    runs, total = list(range(len(sizes))), sum(sizes)
+def test_segments_are_filled_and_ordered(sizes: list[int], column: int, draws: Random) -> None:
+    segments, total = list(range(len(sizes))), sum(sizes)
     words = np.full((total, 3), -7, dtype=np.int32)
-    collate.fill_runs(words, column, np.array(runs, dtype=np.int32), np.array(sizes, dtype=np.int32))
-    expected = np.repeat(runs, sizes)
+    collate.fill_segments(words, column, np.array(segments, dtype=np.int32), np.array(sizes, dtype=np.int32))
+    expected = np.repeat(segments, sizes)
     assert words[:, column].tolist() == expected.tolist()
     assert (np.delete(words, column, axis=1) == -7).all()
-    draws.shuffle(runs)
+    draws.shuffle(segments)
     starts = np.cumsum([0, *sizes[:-1]])
-    order = collate.order_runs(starts, np.array(runs), total)
-    assert order.tolist() == [place for run in runs for place in range(starts[run], starts[run] + sizes[run])]
+    order = collate.order_segments(starts, np.array(segments), total)
+    assert order.tolist() == [
+        place for segment in segments for place in range(starts[segment], starts[segment] + sizes[segment])
+    ]
 
 
 @pytest.mark.interpreted

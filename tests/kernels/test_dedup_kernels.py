@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.kernels import runs as dedup
+from stratarec.kernels import segments as dedup
 
 pytestmark = pytest.mark.interpreted
 
@@ -21,11 +21,11 @@ fast = settings(deadline=None, max_examples=40)
 
 @fast
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30))
-def test_runs_end_where_some_inverse_changes(samples: list[tuple[int, int]]) -> None:
+def test_segments_end_where_some_inverse_changes(samples: list[tuple[int, int]]) -> None:
     one, other = (np.array(part, dtype=np.int32) for part in zip(*samples, strict=True))
-    first = dedup.find_runs(one, np.array([0, len(samples)]))
+    first = dedup.find_segments(one, np.array([0, len(samples)]))
     assert first.tolist() == changes([[value] for value, _ in samples])
-    assert dedup.find_runs(other, first).tolist() == changes(samples)
+    assert dedup.find_segments(other, first).tolist() == changes(samples)
 
 
 def changes(samples: Sequence[Sequence[int]]) -> list[int]:
@@ -44,15 +44,15 @@ def test_expand_and_fold_match_the_reference_bitwise(
     draws = torch.Generator().manual_seed(width)
     pooled, gradient = torch.randn(50, width, generator=draws), torch.randn(50, width, generator=draws)
     columns = [column for first, count in spans for column in range(first, first + count)]
-    run_columns, runs = dedup.RunColumns(width, spans, torch.tensor(starts)), len(starts) - 1
+    segment_columns, segments = dedup.SegmentColumns(width, spans, torch.tensor(starts)), len(starts) - 1
     kept = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        run = torch.repeat_interleave(torch.arange(runs), torch.tensor(starts).diff())
-        expected = dedup.reference_expand(pooled.clone(), spans, run)
-        assert torch.equal(run_columns.expand(pooled), expected)
-        folded, expected = run_columns.fold(gradient), dedup.reference_fold(gradient, spans, run, runs)
-        folded[runs:, columns] = 0  # not written
+        segment = torch.repeat_interleave(torch.arange(segments), torch.tensor(starts).diff())
+        expected = dedup.reference_expand(pooled.clone(), spans, segment)
+        assert torch.equal(segment_columns.expand(pooled), expected)
+        folded, expected = segment_columns.fold(gradient), dedup.reference_fold(gradient, spans, segment, segments)
+        folded[segments:, columns] = 0  # not written
         assert torch.equal(folded, expected)
     finally:
         torch.set_num_threads(kept)

@@ -9,9 +9,9 @@ from interpreted import sized
 
 from errors import refuses
 from stratarec.errors import ConfigError
-from stratarec.kernels.interaction import PairProducts, dot_interaction, run_interaction, split_columns
+from stratarec.kernels.interaction import PairProducts, dot_interaction, segment_interaction, split_columns
 from stratarec.kernels.interaction.reference import dot_interaction as plain
-from stratarec.kernels.interaction.reference import run_interaction as plain_runs
+from stratarec.kernels.interaction.reference import segment_interaction as plain_segments
 from stratarec.kernels.random import RandomWords, fill_uniform, mix_array, reference, table_key
 from stratarec.kernels.random.reference import mix, uniform_row
 
@@ -51,23 +51,23 @@ def test_interaction_and_gradients_match_the_reference(batch: int, features: int
         [("0", [0, 5, 6, 9]), ("0110", [0, 5, 6, 9])],
     ),
 )  # fmt: skip
-def test_products_of_runs_match_the_reference_for_any_number_of_threads(
+def test_products_of_segments_match_the_reference_for_any_number_of_threads(
     shared: str, width: int, dense: bool, starts: list[int]
 ) -> None:
     torch.manual_seed(0)
-    flags, runs = [flag == "1" for flag in shared], torch.tensor(starts)
+    flags, segments = [flag == "1" for flag in shared], torch.tensor(starts)
     front = torch.randn(starts[-1], width, requires_grad=True) if dense else None
     pooled = torch.randn(starts[-1], len(flags), width, requires_grad=True)
     inputs = [part for part in (front, pooled) if part is not None]
     columns = split_columns(tuple(flags), dense=dense, width=width)
-    expected = plain_runs(front, pooled, flags, runs, columns)
+    expected = plain_segments(front, pooled, flags, segments, columns)
     gradients = [torch.randn_like(part) for part in expected]
     theirs = torch.autograd.grad(expected, inputs, gradients)
     kept, outcomes = torch.get_num_threads(), []
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            padded = run_interaction(front, pooled, flags, runs)
+            padded = segment_interaction(front, pooled, flags, segments)
             assert all(
                 part.shape[1] % 8 == 0 and not part[:, len(own) :].any()
                 for part, own in zip(padded, columns, strict=True)
@@ -84,11 +84,11 @@ def test_products_of_runs_match_the_reference_for_any_number_of_threads(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_products_of_runs_refuse_other_shapes() -> None:
-    with refuses(ConfigError, "4 3 8 2 runs"):
-        run_interaction(None, torch.randn(4, 3, 8), [True, False], torch.tensor([0, 4]))
-    with refuses(ConfigError, "3 runs 5"):
-        run_interaction(None, torch.randn(4, 3, 8), [True, False, True], torch.tensor([0, 5]))
+def test_products_of_segments_refuse_other_shapes() -> None:
+    with refuses(ConfigError, "4 3 8 2 segments"):
+        segment_interaction(None, torch.randn(4, 3, 8), [True, False], torch.tensor([0, 4]))
+    with refuses(ConfigError, "3 segments 5"):
+        segment_interaction(None, torch.randn(4, 3, 8), [True, False, True], torch.tensor([0, 5]))
 
 
 @pytest.mark.parametrize("features", [1, 3])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from errors import refuses
 from stratarec.errors import ConfigError
-from stratarec.kernels import runs
+from stratarec.kernels import segments
 from stratarec.kernels.attention import DevicePairs, Pairs, pair_pool, pair_products, pair_sums
 from stratarec.kernels.row_index import RowIndex, add_up, reference_add_up, reference_take, take
 
@@ -67,26 +67,26 @@ def test_windows_have_the_bits_of_the_host(batch: Batch) -> None:
     start, length, longest = batch.start, batch.length, 11
     index = RowIndex.of_windows(start, length, rows=40, stride=longest, room=12 * longest, places=100)
     gathered = take(with_room(batch.rows), index).view(12, longest, WIDTH)
-    assert torch.equal(gathered, runs.gather_windows(batch.rows.detach(), start, length, longest))
+    assert torch.equal(gathered, segments.gather_windows(batch.rows.detach(), start, length, longest))
     assert torch.equal((index.row != 39).view(12, longest), torch.arange(longest) < length.unsqueeze(1))
     gradient = torch.randn(gathered.shape, generator=batch.draws)
     (mine,) = torch.autograd.grad(gathered, batch.rows, gradient)
-    assert torch.equal(mine, runs.scatter_windows(gradient, start, length, EVENTS))
+    assert torch.equal(mine, segments.scatter_windows(gradient, start, length, EVENTS))
 
 
-def test_vectors_of_histories_and_runs_have_the_bits_of_the_host(batch: Batch) -> None:
+def test_vectors_of_histories_and_segments_have_the_bits_of_the_host(batch: Batch) -> None:
     inverse = torch.randint(0, 12, (50,), generator=batch.draws)
     vectors, lengths = batch.some(12, WIDTH), torch.tensor([3, 1, 7, 20, 19])
     index = RowIndex.of_windows(inverse, torch.ones_like(inverse), rows=20, stride=1, room=50)
     expanded, gradient = take(with_room(vectors, 20), index), torch.randn(50, WIDTH, generator=batch.draws)
     assert torch.equal(expanded, vectors[inverse])
     (mine,) = torch.autograd.grad(expanded, vectors, gradient)
-    assert torch.equal(mine, runs.sum_rows(gradient, inverse, 12))
-    of_runs = RowIndex.of_lengths(lengths, rows=50, room=50)
+    assert torch.equal(mine, segments.sum_rows(gradient, inverse, 12))
+    of_segments = RowIndex.of_lengths(lengths, rows=50, room=50)
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    columns, buffer = runs.RunColumns(WIDTH, [(0, WIDTH)], starts), batch.some(50, WIDTH)
-    (mine,) = torch.autograd.grad(take(buffer, of_runs), buffer, gradient)
-    assert torch.equal(take(buffer, of_runs), columns.expand(buffer.detach().clone()))
+    columns, buffer = segments.SegmentColumns(WIDTH, [(0, WIDTH)], starts), batch.some(50, WIDTH)
+    (mine,) = torch.autograd.grad(take(buffer, of_segments), buffer, gradient)
+    assert torch.equal(take(buffer, of_segments), columns.expand(buffer.detach().clone()))
     assert torch.equal(mine[:5], columns.fold(gradient)[:5])
     assert not mine[5:].any()
 

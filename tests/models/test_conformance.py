@@ -23,23 +23,23 @@ CONFIG = FMConfig(embedding_dim=3)
 class SeesOthers(FMScore):
     """A model whose logits depend on the other samples, except where vectors are shared."""
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Any = None) -> Tensor:
-        logits = super().forward(dense, vectors, runs)
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Any = None) -> Tensor:
+        logits = super().forward(dense, vectors, segments)
         return logits + (logits.mean() if not bool((dense == 1).all()) else 0)
 
 
-class ForgetsRuns(FMScore):
+class ForgetsSegments(FMScore):
     """A model that reads one row for each sample, although vectors are shared."""
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Any = None) -> Tensor:
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Any = None) -> Tensor:
         return super().forward(dense, torch.nan_to_num(vectors))
 
 
 class Columns(FMScore):
     """A model with a logit for each label that nobody asked for."""
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Any = None) -> Tensor:
-        return super().forward(dense, vectors, runs).unsqueeze(1)
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Any = None) -> Tensor:
+        return super().forward(dense, vectors, segments).unsqueeze(1)
 
 
 class Idle(FMScore):
@@ -51,7 +51,8 @@ class Idle(FMScore):
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"), [(SeesOthers, "another"), (ForgetsRuns, "shared vectors"), (Columns, "shape"), (Idle, "idle")]
+    ("kind", "message"),
+    [(SeesOthers, "another"), (ForgetsSegments, "shared vectors"), (Columns, "shape"), (Idle, "idle")],
 )
 def test_a_broken_model_is_found(kind: type[FMScore], message: str) -> None:
     with pytest.raises(AssertionError, match=message):

@@ -99,9 +99,9 @@ def test_pooled_vectors_match_the_expanded_path_bit_for_bit(
     grouped = number_distinct(grouped) if spare is None else grouped
     request = Request.of(grouped, model.network.sequence_keys)
     with torch.no_grad():
-        _, actual, _, runs = model.vectors(grouped, request)
-        if runs is not None:
-            actual = runs.expand(actual.view(grouped.size, -1, model.network.width)).flatten(1)
+        _, actual, _, segments = model.vectors(grouped, request)
+        if segments is not None:
+            actual = segments.expand(actual.view(grouped.size, -1, model.network.width)).flatten(1)
         expected = model.embeddings(grouped.expanded(KEYS).sparse).pooled
     assert torch.equal(actual, expected)
     fewer = request.features.values.numel() < grouped.expanded(KEYS).sparse.values.numel()
@@ -119,8 +119,8 @@ def test_groups_with_few_repetitions_are_looked_up_by_sample(pooling: str, monke
         request = Request.of(grouped, keys)
         assert (request.starts is None) == by_sample
         with torch.no_grad():
-            _, result, _, runs = model.vectors(grouped, request)
-            result = result if runs is None else runs.expand(result.view(grouped.size, -1, 4)).flatten(1)
+            _, result, _, segments = model.vectors(grouped, request)
+            result = result if segments is None else segments.expand(result.view(grouped.size, -1, 4)).flatten(1)
             assert torch.equal(result, model.embeddings(grouped.expanded(KEYS).sparse).pooled)
 
 

@@ -19,7 +19,7 @@ from stratarec.kernels import members
 from stratarec.models import build_network
 from stratarec.models.base import Network
 from stratarec.models.layers import BatchNorm, dropouts, seed_dropout
-from stratarec.models.request import Runs
+from stratarec.models.request import Segments
 from stratarec.models.zoo.config import EnsembleConfig
 from stratarec.models.zoo.ensemble import EnsembleScore, MemberMean, PiecewiseLinear
 from stratarec.models.zoo.trees import TreeMembers, TreeSizes
@@ -218,11 +218,11 @@ def test_every_trained_tensor_has_a_part_for_each_member() -> None:
 
 
 def test_shared_vectors_score_like_one_vector_per_sample() -> None:
-    ensemble, runs = score(1).float(), Runs(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True))
+    ensemble, segments = score(1).float(), Segments(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True))
     rows = torch.randn(6, 3, CONFIG.vector_width)
     own = rows.clone()
     own[:, ::2] = rows[:3, ::2].repeat_interleave(torch.tensor([3, 1, 2]), dim=0)
-    torch.testing.assert_close(ensemble(torch.ones(6, 1), rows, runs), ensemble(torch.ones(6, 1), own))
+    torch.testing.assert_close(ensemble(torch.ones(6, 1), rows, segments), ensemble(torch.ones(6, 1), own))
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -129,7 +129,7 @@ def test_a_score_and_its_gradient_match_the_formula(name: str, dense: int) -> No
 
 @each
 def test_shared_vectors_score_like_one_vector_per_sample(name: str) -> None:
-    """The values behind the rows of runs are arbitrary and get no gradient."""
+    """The values behind the rows of segments are arbitrary and get no gradient."""
     check_shared_vectors(score_of(name, 1).float(), CONFIGS[name].vector_width, 1)
 
 

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the name of the available device. Runs of samples are used however few ids they save."""
+    """Return the name of the available device. Segments of samples are used however few ids they save."""
     monkeypatch.setattr(device_jobs.request_module, "_LEAST_SAVED", float("-inf"))
     result = torch.accelerator.current_accelerator(check_available=True)
     if result is None:

@@ -340,9 +340,9 @@ def _weights(bag: JaggedTensor) -> Tensor:
     return bag.weights
 
 
-# Minimum average length of runs. A run is adjacent samples with the same values in each group. Groups whose values
-# change so often that runs would be shorter are not considered; their values are looked up sample by sample.
-LEAST_RUN = 2
+# Minimum average length of segments. A segment is adjacent samples with the same values in each group. Groups whose
+# values change so often that segments would be shorter are not considered; their values are looked up sample by sample.
+LEAST_SEGMENT = 2
 
 
 @dataclass(frozen=True, kw_only=True)

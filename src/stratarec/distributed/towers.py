@@ -8,9 +8,9 @@
 There are T hosts with L ranks each. The *peers* of rank (t, l) are the ranks (0, l) to (T - 1, l), one on each host.
 Rank (t, l) looks up the features of tower t for the samples of all its peers. Peers exchange requests, tower outputs
 and gradients of tower outputs, each once per batch. A rank processes the samples of its peers as one deduplicated
-batch, because peers send runs and windows with the ids.
+batch, because peers send segments and windows with the ids.
 
-Shapes: B_s samples of the peer on host s, R_s runs of its samples, W_t output columns of tower t.
+Shapes: B_s samples of the peer on host s, R_s segments of its samples, W_t output columns of tower t.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ class DisaggregatedModel(CTRModel):
             self.features(mine, ahead=False)
         arrived, step = mine.arrived[0], self.embeddings.step
         size = sum(arrived.sizes)
-        pooled, histories, runs = self.look_up(arrived.request, size, self.tower.sequence_keys, prepared)
+        pooled, histories, segments = self.look_up(arrived.request, size, self.tower.sequence_keys, prepared)
         if size:
-            columns = self.tower(pooled.new_empty(size, 0), pooled, histories, runs)
+            columns = self.tower(pooled.new_empty(size, 0), pooled, histories, segments)
         else:  # other ranks of the host still request rows of this rank
             columns = (
                 pooled.sum() + sum(history.rows.sum() for history in histories) + torch.zeros(0, self.tower.columns)
@@ -214,17 +214,17 @@ class TowerRequest:
         Requests for rows, one per stream.
     samples : int
         Number of samples of the peer, B_s.
-    runs : Tensor or None
-        ``[R_s]`` int64 number of samples of each run; None without runs.
+    segments : Tensor or None
+        ``[R_s]`` int64 number of samples of each segment; None without segments.
     shared : frozenset of str
-        Features with one request per run instead of one per sample.
+        Features with one request per segment instead of one per sample.
     windows : mapping of str to HistoryWindows
         Windows of the histories of each feature without pooling.
     """
 
     asked: Sequence[RowRequest]
     samples: int
-    runs: Tensor | None
+    segments: Tensor | None
     shared: frozenset[str]
     windows: Mapping[str, HistoryWindows]
 
@@ -234,10 +234,10 @@ class TowerRequest:
             "counts": [number for request in self.asked for number in request.counts],
             "samples": self.samples,
             "shared": sorted(self.shared),
-            "runs": self.runs is not None,
+            "segments": self.segments is not None,
             "windows": {key: window.inverse is not None for key, window in self.windows.items()},
         }
-        arrays = [ids] if self.runs is None else [ids, self.runs.int()]
+        arrays = [ids] if self.segments is None else [ids, self.segments.int()]
         for window in self.windows.values():
             parts = (window.start, window.length, window.inverse)
             arrays += [part.int() for part in parts if part is not None]
@@ -248,7 +248,7 @@ class TowerRequest:
         """Return the request in a message that `TowerRequest.message` returned."""
         header, (ids, *arrays) = unpacked(message)
         parts = iter(arrays)
-        runs = next(parts).long() if header["runs"] else None
+        segments = next(parts).long() if header["segments"] else None
         windows = {
             key: HistoryWindows(
                 start=next(parts).long(), length=next(parts).long(), inverse=next(parts) if inverse else None
@@ -257,18 +257,19 @@ class TowerRequest:
         }
         asked = parse_requests(ids, header["counts"])
         return cls(
-            asked=asked, samples=header["samples"], runs=runs, shared=frozenset(header["shared"]), windows=windows
+            asked=asked, samples=header["samples"], segments=segments, shared=frozenset(header["shared"]),
+            windows=windows,
         )  # fmt: skip
 
     def by_sample(self, streams: Sequence[IdStream]) -> TowerRequest:
-        """Return an equal request without runs, which has an entry for each sample; `streams` are those of `asked`."""
-        if self.runs is None:
+        """Return an equal request without segments, with an entry for each sample; `streams` are those of `asked`."""
+        if self.segments is None:
             return self
         asked = [
-            _repeated(request, self.runs) if stream.key in self.shared else request
+            _repeated(request, self.segments) if stream.key in self.shared else request
             for stream, request in zip(streams, self.asked, strict=True)
         ]
-        return replace(self, asked=asked, runs=None, shared=frozenset())
+        return replace(self, asked=asked, segments=None, shared=frozenset())
 
 
 def _repeated(asked: RowRequest, times: Tensor) -> RowRequest:
@@ -292,13 +293,15 @@ def join(parts: Sequence[TowerRequest], streams: Sequence[IdStream]) -> Request:
         Streams of ids to this host's tower.
     """
     shared = frozenset[str]().union(*(part.shared for part in parts))
-    # If peers use runs for different features, all requests are converted to requests without runs.
-    if any(part.runs is not None and part.shared != shared for part in parts):
+    # If peers use segments for different features, all requests are converted to requests without segments.
+    if any(part.segments is not None and part.shared != shared for part in parts):
         parts, shared = [part.by_sample(streams) for part in parts], frozenset()
     features = join_requests(streams, [part.asked for part in parts], least=sum(part.samples for part in parts))
     starts = None
     if shared:
-        sizes = [torch.ones(part.samples, dtype=torch.int64) if part.runs is None else part.runs for part in parts]
+        sizes = [
+            torch.ones(part.samples, dtype=torch.int64) if part.segments is None else part.segments for part in parts
+        ]
         starts = offsets_of(torch.cat(sizes))
     windows = {}
     for place, stream in enumerate(streams):
@@ -336,12 +339,14 @@ def messages(request: Request, samples: int, requests: Requests) -> list[Tensor]
         If a feature is missing or an id is outside its table.
     """
     asked, _ = requests.split(request.features)
-    runs = None if request.starts is None else request.starts.diff()
+    segments = None if request.starts is None else request.starts.diff()
     encoded = []
     for streams, part in zip(requests.streams, asked, strict=True):
         windows = {stream.key: _windows(request, stream.key) for stream in streams if stream.kind == "sequence"}
         shared = request.shared & {stream.key for stream in streams}
-        mine = TowerRequest(asked=part, samples=samples, runs=runs if shared else None, shared=shared, windows=windows)
+        mine = TowerRequest(
+            asked=part, samples=samples, segments=segments if shared else None, shared=shared, windows=windows
+        )
         encoded.append(mine.message(requests.message(part)))
     return encoded
 

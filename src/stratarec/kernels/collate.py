@@ -52,21 +52,21 @@ def spread_rows(
     return out, bool(_spread_rows(words.reshape(-1), width, rows, paired, ids, out))
 
 
-def fill_runs(words: NDArray[np.int32], column: int, values: NDArray[np.int32], sizes: NDArray[np.int32]) -> None:
+def fill_segments(words: NDArray[np.int32], column: int, values: NDArray[np.int32], sizes: NDArray[np.int32]) -> None:
     """Set column number `column` of C-contiguous `words` ``[M, W]``.
 
     The first ``sizes[0]`` rows get ``values[0]``, the next ``sizes[1]`` rows ``values[1]``, and so on for all M rows.
     """
-    _fill_runs(words.reshape(-1), words.shape[1], column, values, sizes)
+    _fill_segments(words.reshape(-1), words.shape[1], column, values, sizes)
 
 
-def order_runs(starts: NDArray[np.int64], chosen: NDArray[np.int64], size: int) -> NDArray[np.int32]:
-    """Return the positions of all runs, concatenated in the order `chosen`.
+def order_segments(starts: NDArray[np.int64], chosen: NDArray[np.int64], size: int) -> NDArray[np.int32]:
+    """Return the positions of all segments, concatenated in the order `chosen`.
 
-    Run r has the positions ``starts[r]:starts[r + 1]``, and the last run ends at `size`.
+    Segment r has the positions ``starts[r]:starts[r + 1]``, and the last segment ends at `size`.
     """
     places = np.empty(size, dtype=np.int32)
-    _order_runs(starts, chosen, size, places)
+    _order_segments(starts, chosen, size, places)
     return places
 
 
@@ -311,12 +311,12 @@ def _spread_rows(words, width, rows, paired, ids, out):
 
 
 @njit(nogil=True, cache=True)
-def _fill_runs(words, width, column, values, sizes):
+def _fill_segments(words, width, column, values, sizes):
     """Set a column of words to values[0] in the first sizes[0] rows, to values[1] in the next sizes[1], and so on."""
     at = U(column)
-    for run in range(len(sizes)):
-        for _ in range(sizes[run]):
-            words[at] = values[run]
+    for segment in range(len(sizes)):
+        for _ in range(sizes[segment]):
+            words[at] = values[segment]
             at += U(width)
 
 
@@ -342,11 +342,11 @@ def _end_bags(values, count, missing, offsets):
 
 
 @njit(nogil=True, cache=True)
-def _order_runs(starts, chosen, size, out):
-    """Write the positions of the runs `chosen`; run r begins at starts[r] and ends where the next run begins."""
+def _order_segments(starts, chosen, size, out):
+    """Write the positions of the segments `chosen`; segment r begins at starts[r] and ends at the next start."""
     at, last = U(0), len(starts) - 1
-    for run in chosen:
-        for place in range(starts[run], starts[run + 1] if run < last else size):
+    for segment in chosen:
+        for place in range(starts[segment], starts[segment + 1] if segment < last else size):
             out[at] = place
             at += U(1)
 

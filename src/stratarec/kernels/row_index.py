@@ -1,9 +1,9 @@
 """Read rows by index, and add what was read back to the rows: two operations that are each other's gradients.
 
-On a device, histories and samples of a run read their rows so. Lists of a batch are computed on the host, in sizes that
-batches of a size class share. So a CUDA graph can repeat both operations: neither waits for the device, and their
+On a device, histories and samples of a segment read their rows so. Lists of a batch are computed on the host, in sizes
+that batches of a size class share. So a CUDA graph can repeat both operations: neither waits for the device, and their
 results have the same bits in every run. Sums are in ascending order of places, as those of the kernels of the host
-(`runs`, `attention`).
+(`segments`, `attention`).
 
 Shapes: N places, R rows, W columns.
 """

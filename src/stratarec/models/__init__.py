@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stratarec.models.config import VectorsConfig as VectorsConfig
     from stratarec.models.layers import MLP as MLP
     from stratarec.models.registry import ModelConfig as ModelConfig
-    from stratarec.models.request import Runs as Runs
+    from stratarec.models.request import Segments as Segments
     from stratarec.models.tower_config import TowersConfig as TowersConfig
     from stratarec.models.zoo.config import DLRMConfig as DLRMConfig
     from stratarec.models.zoo.fields import Fields as Fields

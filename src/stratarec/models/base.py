@@ -24,7 +24,7 @@ from stratarec.models.calibration import Calibration
 from stratarec.models.config import VectorsConfig
 from stratarec.models.heads import MMoE, SharedBottom, build_heads
 from stratarec.models.history import History, HistoryLists, HistoryWindows, build_pooling
-from stratarec.models.request import Request, Runs, chosen
+from stratarec.models.request import Request, Segments, chosen
 from stratarec.models.zoo.fields import Terms
 from stratarec.models.zoo.trees import MEMBERS, TreeMembers
 
@@ -63,7 +63,7 @@ class Score(nn.Module):
     """The part that differs between models. It maps dense ``[B, F_dense]`` and vectors ``[B, F, W]`` to logits.
 
     Logits are ``[B]``, or ``[B, T]`` for T labels. The constructor takes `config` and the counts F_dense and F. The
-    third argument of `forward` is the `Runs` of shared vectors, or None. Models with tower modules take one more
+    third argument of `forward` is the `Segments` of shared vectors, or None. Models with tower modules take one more
     argument: a count N in the constructor, and in `forward` numbers ``[B, N]`` that only the last layers use.
     """
 
@@ -196,7 +196,7 @@ class Network(nn.Module):
         self.weighted_means = tuple(feature.name for feature in weighted)
 
     def forward(
-        self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = (), runs: Runs | None = None
+        self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = (), segments: Segments | None = None
     ) -> Tensor:
         """Return ``[B]`` logits, or ``[B, T]`` for several labels, or ``[B, K]`` in training for K ensemble members.
 
@@ -208,12 +208,12 @@ class Network(nn.Module):
             ``[B, sum of table widths]`` pooled embeddings; the tensor may be overwritten.
         histories : sequence of History
             Rows of the features without pooling, in the order of `sequence_keys`.
-        runs : Runs
+        segments : Segments
             Which samples share pooled embeddings; by default each sample has its own.
         """
-        vectors = self.projections.of_pooled(pooled, runs)
-        if runs is not None and any(runs.shared[place] for targets in self.targets for place in targets):
-            vectors, runs = runs.expand(vectors), None
+        vectors = self.projections.of_pooled(pooled, segments)
+        if segments is not None and any(segments.shared[place] for targets in self.targets for place in targets):
+            vectors, segments = segments.expand(vectors), None
         wide = [
             replace(history, rows=self.projections.of_rows(name, history.rows))
             for name, history in zip(self.sequence_keys, histories, strict=True)
@@ -222,7 +222,7 @@ class Network(nn.Module):
             pooling(_query(vectors, targets), _joined(columns))
             for pooling, targets, columns in zip(self.poolings, self.targets, self._by_column(wide), strict=True)
         ]
-        return self._logits(dense, vectors, extra, runs)
+        return self._logits(dense, vectors, extra, segments)
 
     def padded(self, dense: Tensor, pooled: Tensor, *sequences: Tensor) -> Tensor:
         """Compute the same as `forward`, for export.
@@ -243,11 +243,13 @@ class Network(nn.Module):
         ends = list(accumulate(len(columns) for columns in self.event_columns))
         return [values[end - len(columns) : end] for columns, end in zip(self.event_columns, ends, strict=True)]
 
-    def _logits(self, dense: Tensor, vectors: Tensor, extra: Sequence[Tensor], runs: Runs | None = None) -> Tensor:
+    def _logits(
+        self, dense: Tensor, vectors: Tensor, extra: Sequence[Tensor], segments: Segments | None = None
+    ) -> Tensor:
         if extra:
             vectors = torch.cat([vectors, *(vector.unsqueeze(1).to(vectors.dtype) for vector in extra)], dim=1)
-            runs = runs and runs.with_unshared(len(extra))
-        logits: Tensor = self.score(dense, vectors, runs)
+            segments = segments and segments.with_unshared(len(extra))
+        logits: Tensor = self.score(dense, vectors, segments)
         return self._corrected(logits)
 
     def _corrected(self, logits: Tensor) -> Tensor:
@@ -338,8 +340,8 @@ class CTRModel(nn.Module):
 
     def vectors(
         self, batch: Batch, request: Request, prepared: Handle | None = None
-    ) -> tuple[Tensor, Tensor, list[History], Runs | None]:
-        """Return the network's inputs: dense numbers, pooled vectors, histories, and the `Runs` of shared vectors."""
+    ) -> tuple[Tensor, Tensor, list[History], Segments | None]:
+        """Return the network's inputs: dense numbers, pooled vectors, histories, and `Segments` of shared vectors."""
         # The copy to the device starts first, so that it overlaps with the lookups.
         # Training does not use trees, so only scoring removes deduplication for them.
         sparse = batch.sparse if self.network.trees is None or self.network.training else batch.expanded().sparse
@@ -348,16 +350,16 @@ class CTRModel(nn.Module):
 
     def look_up(
         self, request: Request, size: int, sequences: Sequence[str], prepared: Handle | None = None
-    ) -> tuple[Tensor, list[History], Runs | None]:
-        """Return pooled vectors, histories and runs for a batch of `size` samples."""
+    ) -> tuple[Tensor, list[History], Segments | None]:
+        """Return pooled vectors, histories and segments for a batch of `size` samples."""
         return self.arrange(self.embeddings(prepared or request.features), request, size, sequences)
 
     def arrange(
         self, output: Embeddings, request: Request, size: int, sequences: Sequence[str]
-    ) -> tuple[Tensor, list[History], Runs | None]:
-        """Return pooled vectors, histories and runs for a batch of `size` samples, from the result of its lookup.
+    ) -> tuple[Tensor, list[History], Segments | None]:
+        """Return pooled vectors, histories and segments for a batch of `size` samples, from the result of its lookup.
 
-        On a device, the vectors of runs are expanded: there are no runs then.
+        On a device, the vectors of segments are expanded: there are no segments then.
         """
         # A group may have more distinct values than there are samples.
         pooled = output.pooled if len(output.pooled) == size else output.pooled[:size]
@@ -367,8 +369,8 @@ class CTRModel(nn.Module):
                 bags = output.sequences[key]
                 windows = request.windows.get(key) or HistoryWindows.of_bags(bags.offsets, size)
                 histories.append(History(rows=bags.values, windows=windows))
-            return pooled, histories, Runs.of(request, output.pooled_keys)
-        of_runs, *others = request.lists
+            return pooled, histories, Segments.of(request, output.pooled_keys)
+        of_segments, *others = request.lists
         lists: dict[str, HistoryLists] = {}
         for (columns, _), pair in zip(
             self.network.behaviours, zip(others[::2], others[1::2], strict=True), strict=True
@@ -378,11 +380,13 @@ class CTRModel(nn.Module):
             History.on_device(output.sequences[key].values, request.windows_of(key, size), lists[key])
             for key in sequences
         ]
-        return pooled if of_runs is None else _expanded(pooled, output, request.shared, of_runs), histories, None
+        if of_segments is not None:
+            pooled = _expanded(pooled, output, request.shared, of_segments)
+        return pooled, histories, None
 
 
 def _expanded(pooled: Tensor, output: Embeddings, shared: frozenset[str], index: RowIndex) -> Tensor:
-    """Return pooled vectors ``[B, W]`` of samples; those of the features `shared` are in the rows of runs."""
+    """Return pooled vectors ``[B, W]`` of samples; those of the features `shared` are in the rows of segments."""
     parts, first, index = [], 0, index.on_device(pooled)
     for is_shared, members in groupby(
         zip(output.pooled_keys, output.dims, strict=True), lambda each: each[0] in shared
@@ -442,23 +446,24 @@ class Projections(nn.ModuleList):
         wide: Tensor = self[self._places[name]](rows)
         return wide.float()
 
-    def of_pooled(self, pooled: Tensor, runs: Runs | None = None) -> Tensor:
+    def of_pooled(self, pooled: Tensor, segments: Segments | None = None) -> Tensor:
         """Project pooled embeddings to ``[B, F, D]``.
 
-        With `runs`, a shared feature has one row per run, and its rows after them are undefined.
+        With `segments`, a shared feature has one row per segment, and its rows after them are undefined.
         """
         if not len(self):
             return pooled.view(pooled.shape[0], -1, self.width)
         parts = list(torch.split(pooled, [self._widths[name] for name in self._pooled], dim=1))
         for place, name in enumerate(self._pooled):
             if name in self._places:
-                shared = runs is not None and runs.shared[place]
-                parts[place] = self._of_runs(name, parts[place], runs) if shared else self.of_rows(name, parts[place])
+                shared = segments is not None and segments.shared[place]
+                part = parts[place]
+                parts[place] = self._of_segments(name, part, segments) if shared else self.of_rows(name, part)
         return torch.stack(parts, dim=1)
 
-    def _of_runs(self, name: str, part: Tensor, runs: Runs | None) -> Tensor:
-        # Rows beyond the runs are undefined, and could be NaN in the gradient of the layer.
-        assert runs is not None
-        count = runs.starts.numel() - 1
+    def _of_segments(self, name: str, part: Tensor, segments: Segments | None) -> Tensor:
+        # Rows beyond the segments are undefined, and could be NaN in the gradient of the layer.
+        assert segments is not None
+        count = segments.starts.numel() - 1
         wide = self.of_rows(name, part[:count])
         return torch.cat([wide, wide.new_zeros(len(part) - count, self.width)])

@@ -21,7 +21,7 @@ from torch.nn import functional
 from stratarec.batch.jagged import offsets_of
 from stratarec.embedding.rings import room_for
 from stratarec.errors import ConfigError
-from stratarec.kernels import runs
+from stratarec.kernels import segments
 from stratarec.kernels.attention import DevicePairs, Pairs, pair_pool, pair_products, pair_sums
 from stratarec.kernels.row_index import RowIndex, take
 from stratarec.models.config import HistoryConfig
@@ -141,20 +141,20 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return runs.sum_rows(gradient.float(), ctx.inverse, ctx.rows).to(gradient.dtype), None
+        return segments.sum_rows(gradient.float(), ctx.inverse, ctx.rows).to(gradient.dtype), None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, start: Tensor, length: Tensor, longest: int) -> Tensor:
         ctx.windows, ctx.values = (start, length), rows.shape[0]
-        return runs.gather_windows(rows, start, length, longest)
+        return segments.gather_windows(rows, start, length, longest)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         start, length = ctx.windows
-        return runs.scatter_windows(gradient.float(), start, length, ctx.values), None, None, None
+        return segments.scatter_windows(gradient.float(), start, length, ctx.values), None, None, None
 
 
 class TargetAttention(nn.Module):

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stratarec.kernels.random import RandomWords
-from stratarec.kernels.runs import RunColumns
 from stratarec.kernels.runtime.accelerator import on_device
+from stratarec.kernels.segments import SegmentColumns
 
 
 class MLP(nn.Sequential):
@@ -68,10 +68,10 @@ class MLP(nn.Sequential):
             hidden = layer(hidden)
         return hidden
 
-    def of_runs(self, unshared: Tensor, shared: Tensor, columns: tuple[Tensor, Tensor], starts: Tensor) -> Tensor:
-        """Return ``[B, outputs]`` for inputs with columns that are the same for all samples of a run.
+    def of_segments(self, unshared: Tensor, shared: Tensor, columns: tuple[Tensor, Tensor], starts: Tensor) -> Tensor:
+        """Return ``[B, outputs]`` for inputs with columns that are the same for all samples of a segment.
 
-        As the first layer is linear, the product of the shared columns is computed once per run and added for each
+        As the first layer is linear, the product of the shared columns is computed once per segment and added for each
         sample.
 
         Parameters
@@ -81,18 +81,18 @@ class MLP(nn.Sequential):
         columns : pair of Tensor
             Column numbers of `unshared` and of `shared` in the input of the first layer, without padding.
         starts : Tensor
-            ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
+            ``[R + 1]`` int64: segment r is samples ``starts[r]:starts[r + 1]``.
         """
         first, second, *others = self
         assert isinstance(first, nn.Linear)
         relu = isinstance(second, nn.ReLU)
-        hidden = run_linear(unshared, shared, first.weight, first.bias, columns, starts, relu=relu)
+        hidden = segment_linear(unshared, shared, first.weight, first.bias, columns, starts, relu=relu)
         for layer in others if relu else (second, *others):
             hidden = layer(hidden)
         return hidden
 
 
-def run_linear(
+def segment_linear(
     unshared: Tensor, shared: Tensor, weight: Tensor, bias: Tensor | None, columns: tuple[Tensor, Tensor],
     starts: Tensor, *, relu: bool,
 ) -> Tensor:  # fmt: skip
@@ -103,24 +103,25 @@ def run_linear(
     Parameters
     ----------
     unshared, shared : Tensor
-        ``[B, .]`` inputs of each sample, and ``[R, .]`` inputs of each run; further columns, not in `columns`, are 0.
+        ``[B, .]`` inputs of each sample, and ``[R, .]`` inputs of each segment; further columns, not in `columns`, are
+        0.
     weight, bias : Tensor
         ``[H, C]`` and ``[H]``; None for no bias.
     columns : pair of Tensor
         int64 positions, among the C inputs, of the columns of `unshared` and of the columns of `shared`.
     starts : Tensor
-        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``. Gradients are summed over a run's samples in
-        ascending order.
+        ``[R + 1]`` int64: segment r is samples ``starts[r]:starts[r + 1]``. Gradients are summed over a segment's
+        samples in ascending order.
     relu : bool
         Whether to apply ReLU.
     """
     arguments = (unshared, shared, weight, bias, columns, starts, relu)
-    out: Tensor = _RunLinear.apply(*arguments)  # type: ignore[no-untyped-call]
+    out: Tensor = _SegmentLinear.apply(*arguments)  # type: ignore[no-untyped-call]
     return out
 
 
-class _RunLinear(torch.autograd.Function):
-    """A single operation, because autograd would round the sums of bfloat16 once more, and sum the bias over runs."""
+class _SegmentLinear(torch.autograd.Function):
+    """A single operation, because autograd would round the sums of bfloat16 once more, and sum the bias by segment."""
 
     @staticmethod
     def forward(
@@ -133,9 +134,9 @@ class _RunLinear(torch.autograd.Function):
             pad_weight(weight.index_select(1, chosen), part).to(kind)
             for chosen, part in zip(columns, inputs, strict=True)
         ]
-        runs = functional.linear(inputs[1], weights[1], None if bias is None else bias.to(kind)).float()
-        run = torch.repeat_interleave(torch.arange(len(runs)), starts.diff(), output_size=len(unshared))
-        out = (inputs[0] @ weights[0].t()).float().add_(runs.index_select(0, run))
+        segments = functional.linear(inputs[1], weights[1], None if bias is None else bias.to(kind)).float()
+        segment = torch.repeat_interleave(torch.arange(len(segments)), starts.diff(), output_size=len(unshared))
+        out = (inputs[0] @ weights[0].t()).float().add_(segments.index_select(0, segment))
         out = (out.relu_() if relu else out).to(kind)
         ctx.save_for_backward(*inputs, *weights, out, starts)
         ctx.columns, ctx.shape, ctx.relu, ctx.biased = columns, weight.shape, relu, bias is not None
@@ -147,13 +148,13 @@ class _RunLinear(torch.autograd.Function):
         unshared, shared, unshared_weight, shared_weight, out, starts = ctx.saved_tensors
         samples = gradient.to(out.dtype).contiguous()
         samples = torch.ops.aten.threshold_backward(samples, out, 0) if ctx.relu else samples
-        summed = RunColumns(out.shape[1], [(0, out.shape[1])], starts).fold(samples.float())
-        runs = summed[: len(shared)].to(out.dtype)
+        summed = SegmentColumns(out.shape[1], [(0, out.shape[1])], starts).fold(samples.float())
+        segments = summed[: len(shared)].to(out.dtype)
         weight = torch.zeros(ctx.shape)
-        for columns, part in zip(ctx.columns, (samples.t() @ unshared, runs.t() @ shared), strict=True):
+        for columns, part in zip(ctx.columns, (samples.t() @ unshared, segments.t() @ shared), strict=True):
             weight.index_copy_(1, columns, part[:, : len(columns)].float())
         bias = samples.sum(0, dtype=torch.float32) if ctx.biased else None
-        return (samples @ unshared_weight).float(), (runs @ shared_weight).float(), weight, bias, None, None, None
+        return (samples @ unshared_weight).float(), (segments @ shared_weight).float(), weight, bias, None, None, None
 
 
 def pad_weight(weight: Tensor, inputs: Tensor) -> Tensor:

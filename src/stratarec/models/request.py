@@ -1,12 +1,12 @@
 """The ids to look up for a batch, each distinct value once, and the vectors that samples share.
 
-Batches are shuffled in *runs*: adjacent samples with equal values in all deduplication groups. The features of groups
-are looked up once per run, and all samples of a run use the same vectors. A batch with runs is looked up in one call,
-so that its backward pass is one optimizer step. Every feature has B bags. If it is looked up per run, its first R bags
-belong to the runs and the other bags are empty. So embedding tables and caches get an ordinary `KeyedJagged` with fewer
-ids.
+Batches are shuffled in *segments*: adjacent samples with equal values in all deduplication groups. The features of
+groups are looked up once per segment, and all samples of a segment use the same vectors. A batch with segments is
+looked up in one call, so that its backward pass is one optimizer step. Every feature has B bags. If it is looked up per
+segment, its first R bags belong to the segments and the other bags are empty. So embedding tables and caches get an
+ordinary `KeyedJagged` with fewer ids.
 
-Shapes: B samples, R runs, F features, D width.
+Shapes: B samples, R segments, F features, D width.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 
 from stratarec.batch.batch import Batch
-from stratarec.batch.jagged import LEAST_RUN, InverseJagged, JaggedWindows, KeyedJagged
-from stratarec.kernels import collate, runs
+from stratarec.batch.jagged import LEAST_SEGMENT, InverseJagged, JaggedWindows, KeyedJagged
+from stratarec.kernels import collate, segments
 from stratarec.kernels.row_index import RowIndex
 from stratarec.models.history import HistoryWindows
 
-# If runs save fewer ids than this, groups are looked up for each sample: runs take 0.3 to 0.5 ms a step, and looking up
-# an id with 16 floats takes 30 ns. On Trivago's log with pooled histories, where runs save 4,600 ids per batch of
-# 1,024, training with runs had 0.83 of the speed without groups; with a lookup for each sample it has 0.98.
+# If segments save fewer ids than this, groups are looked up for each sample: segments take 0.3 to 0.5 ms a step, and
+# looking up an id with 16 floats takes 30 ns. On Trivago's log with pooled histories, where segments save 4,600 ids per
+# batch of 1,024, training with segments had 0.83 of the speed without groups; with a lookup for each sample it has
+# 0.98.
 _LEAST_SAVED = 12_000
 
 
@@ -40,13 +41,14 @@ class Request:
     features : KeyedJagged
         All features, with B bags each.
     starts : Tensor or None
-        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``. None if no feature is looked up per run.
+        ``[R + 1]`` int64: segment r is samples ``starts[r]:starts[r + 1]``. None if no feature is looked up per
+        segment.
     shared : frozenset of str
-        Pooled features that are looked up per run: their first R bags belong to the runs.
+        Pooled features that are looked up per segment: their first R bags belong to the segments.
     windows : mapping of str to HistoryWindows
         Windows of the histories that are in deduplication groups and are not pooled.
     lists : tuple of RowIndex or None
-        For a network on a device: the run of each sample, then two lists of each history or sequence
+        For a network on a device: the segment of each sample, then two lists of each history or sequence
         (`Network.lists`). Empty for a network on the host.
     """
 
@@ -76,7 +78,7 @@ class Request:
         if not batch.groups:
             return cls(features=sparse, windows={})
         few = sum(_saved(group, sequences) for group in batch.groups) < _LEAST_SAVED
-        starts, constant = _runs(() if few else batch.groups, batch.size)
+        starts, constant = _segments(() if few else batch.groups, batch.size)
         keys, parts, windows = [*batch.sparse.keys], [_bags(batch.sparse)], {}
         shared: list[str] = []
         for group in batch.groups:
@@ -85,11 +87,11 @@ class Request:
                 keys.append(key)
                 parts.append(_bags(values))
             if pooled := [key for key in group.keys if key not in sequences]:
-                by_run = any(group is other for other in constant)
+                by_segment = any(group is other for other in constant)
                 unique = group.unique if len(pooled) == len(group.keys) else group.bags().select(pooled)
                 keys += pooled
-                parts.append(_bags(unique, group.inverse[starts[:-1]] if by_run else group.inverse))
-                shared += pooled if by_run else []
+                parts.append(_bags(unique, group.inverse[starts[:-1]] if by_segment else group.inverse))
+                shared += pooled if by_segment else []
         features = _weighted(_joined(keys, parts, batch.size), sparse.weights)
         return cls(features=features, starts=starts if shared else None, shared=frozenset(shared), windows=windows)
 
@@ -151,16 +153,16 @@ def _unpooled(group: InverseJagged, key: str) -> tuple[KeyedJagged, HistoryWindo
     return values, HistoryWindows(start=bags.offsets[:-1], length=bags.lengths(), inverse=group.inverse)
 
 
-def _runs(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[InverseJagged]]:
-    """Return ``[R + 1]`` starts of runs, and the groups that are constant within runs.
+def _segments(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[InverseJagged]]:
+    """Return ``[R + 1]`` starts of segments, and the groups that are constant within segments.
 
-    Groups for which runs would become too short are left out.
+    Groups for which segments would become too short are left out.
     """
     starts = np.array([0, size])
     constant: list[InverseJagged] = []
     for group in sorted(groups, key=lambda group: group.unique.batch_size):
-        finer = runs.find_runs(group.inverse.cpu().numpy(), starts)
-        if (len(finer) - 1) * LEAST_RUN <= size:
+        finer = segments.find_segments(group.inverse.cpu().numpy(), starts)
+        if (len(finer) - 1) * LEAST_SEGMENT <= size:
             starts, constant = finer, [*constant, group]
     return torch.from_numpy(starts), constant
 
@@ -193,13 +195,13 @@ def _of_mean(weights: Tensor, lengths: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runs:
-    """Runs of samples that share some vectors; row r of a shared vector tensor belongs to run r.
+class Segments:
+    """Segments of samples that share some vectors; row r of a shared vector tensor belongs to segment r.
 
     Parameters
     ----------
     starts : Tensor
-        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
+        ``[R + 1]`` int64: segment r is samples ``starts[r]:starts[r + 1]``.
     shared : tuple of bool
         ``[F]`` flags: whether the vectors of a feature are shared.
     """
@@ -208,8 +210,8 @@ class Runs:
     shared: tuple[bool, ...]
 
     @classmethod
-    def of(cls, request: Request, keys: Sequence[str]) -> Runs | None:
-        """Return the runs of the pooled features `keys`; None if no feature is shared."""
+    def of(cls, request: Request, keys: Sequence[str]) -> Segments | None:
+        """Return the segments of the pooled features `keys`; None if no feature is shared."""
         if request.starts is None:
             return None
         return cls(starts=request.starts, shared=tuple(key in request.shared for key in keys))
@@ -218,7 +220,7 @@ class Runs:
         """Return the vectors ``[B, F, D]`` of every sample; the memory of `vectors` may be overwritten."""
         width = vectors.shape[2]
         spans = [(place * width, width) for place, shared in enumerate(self.shared) if shared]
-        columns = runs.RunColumns(vectors[0].numel(), spans, self.starts)
+        columns = segments.SegmentColumns(vectors[0].numel(), spans, self.starts)
         out: Tensor = _Expand.apply(vectors.flatten(1), columns)  # type: ignore[no-untyped-call]
         return out.view(vectors.shape)
 
@@ -228,12 +230,12 @@ class Runs:
         return chosen(vectors, places[0]), chosen(vectors[: self.starts.numel() - 1], places[1])
 
     def repeat(self, rows: Tensor) -> Tensor:
-        """Repeat the rows of runs ``[R, ...]`` for each sample; return ``[B, ...]``."""
+        """Repeat the rows of segments ``[R, ...]`` for each sample; return ``[B, ...]``."""
         return rows.repeat_interleave(self.starts.diff(), dim=0)
 
-    def with_unshared(self, others: int) -> Runs:
-        """Return the same runs with `others` more vectors at the end, which are not shared."""
-        return Runs(starts=self.starts, shared=(*self.shared, *[False] * others))
+    def with_unshared(self, others: int) -> Segments:
+        """Return the same segments with `others` more vectors at the end, which are not shared."""
+        return Segments(starts=self.starts, shared=(*self.shared, *[False] * others))
 
 
 def chosen(vectors: Tensor, places: Sequence[int]) -> Tensor:
@@ -246,7 +248,7 @@ def chosen(vectors: Tensor, places: Sequence[int]) -> Tensor:
 
 class _Expand(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pooled: Tensor, spans: runs.RunColumns) -> Tensor:
+    def forward(ctx: Any, pooled: Tensor, spans: segments.SegmentColumns) -> Tensor:
         ctx.spans = spans
         # A new tensor on the overwritten memory, because autograd refuses outputs that are changed in place. The
         # backward pass of the lookup does not need the old values.

@@ -20,7 +20,7 @@ from stratarec.models.base import Network, Score
 from stratarec.models.config import VectorsConfig
 from stratarec.models.history import History
 from stratarec.models.layers import Cross
-from stratarec.models.request import Runs, chosen
+from stratarec.models.request import Segments, chosen
 from stratarec.models.tower_config import TowersConfig, check_plan
 
 
@@ -36,9 +36,9 @@ class TowerModule(nn.Module):
     vectors: int
     expanded = False
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Segments | None = None) -> Tensor:
         """Return ``[B, columns]`` float32."""
-        return self.summarize(vectors if runs is None else runs.expand(vectors)).float()
+        return self.summarize(vectors if segments is None else segments.expand(vectors)).float()
 
     def summarize(self, vectors: Tensor) -> Tensor:
         """Return ``[B, columns]`` from vectors that are expanded to samples."""
@@ -196,10 +196,10 @@ class TowerNetwork(Network):
         return sorted(range(len(order)), key=order.__getitem__)
 
     def forward(
-        self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = (), runs: Runs | None = None
+        self, dense: Tensor, pooled: Tensor, histories: Sequence[History] = (), segments: Segments | None = None
     ) -> Tensor:
         vectors = pooled.view(len(pooled), -1, self.width)
-        vectors = vectors if runs is None else runs.expand(vectors)
+        vectors = vectors if segments is None else segments.expand(vectors)
         outputs = [
             tower(dense, chosen(vectors, mine).flatten(1), [histories[place] for place in sequences])
             for tower, mine, sequences in zip(self.all_towers, self._pooled, self._sequences, strict=True)

@@ -170,9 +170,9 @@ class TrainConfig:
     With N portions, each of N ranks reads an N-th of the data; with one portion, each rank reads all of it. The order
     of samples depends on seed, epoch and portions, but not on the number of ranks."""
     shuffle: Unit = "auto"
-    """Unit of shuffling. ``sample`` shuffles single samples and ``session`` whole sessions. ``run`` keeps adjacent
-    samples of a session together if they share the values of deduplication groups and histories. ``auto`` is ``run``
-    if the data set has deduplication groups, else ``sample``."""
+    """Unit of shuffling. ``sample`` shuffles single samples and ``session`` whole sessions. ``run`` shuffles
+    segments: adjacent samples of a session that share the values of deduplication groups and histories. ``auto`` is
+    ``run`` if the data set has deduplication groups, else ``sample``."""
     loss: AnyLossConfig = field(default_factory=CrossEntropyConfig)
     """Loss of a sample that training minimizes. Only with ``cross_entropy`` is a score the logarithm of odds: a run
     with another loss always calibrates its scores on the validation split, which needs 20 samples of each class."""

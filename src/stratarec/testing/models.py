@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stratarec.models.base import Score
 from stratarec.models.config import VectorsConfig
-from stratarec.models.request import Runs
+from stratarec.models.request import Segments
 
 _FEATURES = 3
 
@@ -18,8 +18,8 @@ def check_score(kind: type[Score], config: VectorsConfig, *, dense: int = 1, see
     """Check the logits and gradients of a model on random numbers and the vectors of three features.
 
     The logits must be ``[B]`` and finite, every weight must get a finite gradient, and no sample may change the logit
-    of another one. Vectors that the samples of a run share must give the logits and gradients of one vector per sample;
-    the rows of a shared feature behind those of the runs are arbitrary.
+    of another one. Vectors that the samples of a segment share must give the logits and gradients of one vector per
+    sample; the rows of a shared feature behind those of the segments are arbitrary.
 
     Parameters
     ----------
@@ -73,15 +73,15 @@ def check_shared_vectors(score: Any, width: int, dense: int) -> None:
         Number of dense features.
     """
     samples = [3, 1, 2]
-    runs = Runs(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True))
+    segments = Segments(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True))
     rows = torch.randn(6, _FEATURES, width)
     rows[3:, ::2] = torch.nan
     own = rows.clone()
     own[:, ::2] = rows[:3, ::2].repeat_interleave(torch.tensor(samples), dim=0)
     results = []
-    for vectors, given in ((rows, runs), (own, None)):
+    for vectors, given in ((rows, segments), (own, None)):
         vectors.requires_grad_()
-        # Runs may overwrite their inputs.
+        # Segments may overwrite their inputs.
         logits = score(torch.ones(6, dense), vectors.clone(), given)
         logits.sigmoid().sum().backward()
         assert vectors.grad is not None, "vectors get no gradient"

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from stratarec.models import Fields, Runs, Score, Terms, VectorsConfig
+from stratarec.models import Fields, Score, Segments, Terms, VectorsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,8 @@ class NFMScore(Score):
         self.deep = config.mlp(config.embedding_dim, config.deep_mlp)
         self.out = Terms(self.deep.outputs, 1)
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        fields = self.fields.parts(dense, vectors, runs)
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Segments | None = None) -> Tensor:
+        fields = self.fields.parts(dense, vectors, segments)
         total, squares = fields.sum(), fields.square_sum()
         pairs = 0.5 * (total[:, :-1].square() - squares[:, :-1])
         return self.logits(torch.cat([self.deep(pairs).float(), total[:, -1:]], dim=1))

@@ -6,7 +6,8 @@ tables are
     <group>                       the distinct values of the group's features
     <history>                     start and length of distinct windows
     @events/<history>             ids; a window is a slice of them
-    @pointers/<group or history>  for each run of adjacent samples with the same value: their number, and the row of the
+    @pointers/<group or history>  for each segment of adjacent samples with the same value: their number, and the row of
+    the
                                   value in the table
     @sessions                     session, user (64-bit hashes) and number of samples of each session, in order
 
@@ -43,8 +44,8 @@ class RowGroup:
 
     def pointers(self, name: str) -> NDArray[np.int32]:
         """Return for each sample its row in the table `name`."""
-        runs = self.tables[pointer(name)]
-        rows: NDArray[np.int32] = np.repeat(runs["row"].to_numpy(), runs["samples"].to_numpy())
+        segments = self.tables[pointer(name)]
+        rows: NDArray[np.int32] = np.repeat(segments["row"].to_numpy(), segments["samples"].to_numpy())
         return rows
 
     def expand(self, groups: Mapping[str, Sequence[str]], histories: Sequence[str]) -> dict[str, pa.Array]:
@@ -143,12 +144,12 @@ class Encoded:
         samples, tables = _row_steps(self.samples.slice(first, last - first)), {}
         for name, group in self.groups.items():
             used, inverse = first_appearances(group.codes[first:last])
-            tables[pointer(name)], tables[name] = _runs(inverse), group.table.take(pa.array(used))
+            tables[pointer(name)], tables[name] = _segments(inverse), group.table.take(pa.array(used))
         for name, window in self.windows.items():
             start, stop = window.start[first:last], window.stop[first:last]
             used, inverse = first_appearances(start * (len(window.events) + 1) + stop)
             start, stop = (used // (len(window.events) + 1), used % (len(window.events) + 1))
-            tables[pointer(name)] = _runs(inverse)
+            tables[pointer(name)] = _segments(inverse)
             tables[name], tables[events(name)] = _window_tables(start, stop, window.events)
         if sessions is not None:
             tables[SESSIONS] = sessions
@@ -213,8 +214,8 @@ def _row_steps(samples: pa.Table) -> pa.Table:
     return samples.set_column(samples.column_names.index(ROW), ROW, rows)
 
 
-def _runs(pointers: NDArray[np.int32]) -> pa.Table:
-    """Encode pointers as runs: return a table with the number of samples of each run, and their row."""
+def _segments(pointers: NDArray[np.int32]) -> pa.Table:
+    """Encode pointers as segments: return a table with the number of samples of each segment, and their row."""
     starts = np.flatnonzero(np.diff(pointers, prepend=-1))
     samples = np.diff(starts, append=len(pointers)).astype(np.int32)
     return pa.table({"samples": pa.array(samples), "row": pa.array(pointers[starts])})

@@ -170,14 +170,14 @@ class ShardLayout:
         from stratarec.kernels.collate import outside, outside_windows  # loads torch and Numba
 
         for name in self.pointed:
-            runs, rows = row_group.tables[pointer(name)], len(row_group.tables[name])
-            places = runs["row"].to_numpy()
+            segments, rows = row_group.tables[pointer(name)], len(row_group.tables[name])
+            places = segments["row"].to_numpy()
             wrong = outside(places, rows)
             if rows > row_group.samples.num_rows:
                 yield f"{name} has {rows} rows for {row_group.samples.num_rows} samples"
             if wrong >= 0:
                 yield f"{pointer(name)} points at {places[wrong]}, expected 0 to {rows - 1}"
-            yield from _miscounted(runs, row_group.samples.num_rows, f"{pointer(name)} has")
+            yield from _miscounted(segments, row_group.samples.num_rows, f"{pointer(name)} has")
         for name in self.windows:
             start, length = (row_group.tables[name][part].to_numpy() for part in ("start", "length"))
             ids = row_group.tables[events(name)]["id"].to_numpy()
@@ -185,8 +185,10 @@ class ShardLayout:
             if wrong >= 0:
                 yield f"a window of {name} has {length[wrong]} events from {start[wrong]}, expected 0 to {len(ids)}"
             yield from _ids_outside(events(name), ids, self.ids[name])
-            runs = row_group.tables[pointer(name)]
-            total = int(length[runs["row"].to_numpy()].astype(np.int64) @ runs["samples"].to_numpy().astype(np.int64))
+            segments = row_group.tables[pointer(name)]
+            total = int(
+                length[segments["row"].to_numpy()].astype(np.int64) @ segments["samples"].to_numpy().astype(np.int64)
+            )
             if total > _MOST_EVENTS:
                 yield f"windows of {name} have {total:,} events, expected at most {_MOST_EVENTS:,}"
         if SESSIONS in self.tables:
@@ -211,7 +213,7 @@ def _ids_outside(name: str, ids: np.ndarray, rows: int) -> Iterator[str]:
 
 
 def _miscounted(parts: pa.Table, samples: int, what: str) -> Iterator[str]:
-    """Yield a message if the parts of a row group (sessions or runs) have sizes below 1 or a wrong total."""
+    """Yield a message if the parts of a row group (sessions or segments) have sizes below 1 or a wrong total."""
     from stratarec.kernels.collate import least_and_total  # loads torch and Numba
 
     least, counted = least_and_total(parts["samples"].to_numpy())

@@ -2,8 +2,8 @@
 
 The row groups of all shards are permuted. The permuted list is divided into `parallel_readers` equal parts, which are
 read in parallel; every batch has samples from each part. A *shuffle buffer* holds `shuffle_row_groups` row groups of a
-part in memory. It permutes runs of samples (or sessions, or single samples). Memory holds two buffers for each part,
-and the batches that are ready.
+part in memory. It permutes segments of samples (or sessions, or single samples). Memory holds two buffers for each
+part, and the batches that are ready.
 
 The samples of a batch depend on the parts and not on the number of ranks. A rank reads the parts that contain its share
 of the batches. With N parts, each of N ranks reads an N-th of the data.
@@ -174,9 +174,9 @@ class LoaderConfig:
     shuffle: bool = True
     """Whether to permute row groups, and units within a shuffle buffer. If false, the stored order is kept."""
     unit: Unit = "auto"
-    """Unit that is permuted within a shuffle buffer: ``sample``, ``session`` or ``run``. A run is adjacent samples of a
-    session with equal values in every deduplication group and history, so the values of a batch stay deduplicated.
-    ``auto`` is ``run`` if the data set has groups, else ``sample``."""
+    """Unit that is permuted within a shuffle buffer: ``sample``, ``session`` or ``run``, which is a segment: adjacent
+    samples of a session with equal values in every deduplication group and history, so the values of a batch stay
+    deduplicated. ``auto`` is ``run`` if the data set has groups, else ``sample``."""
     expand: bool = False
     """Whether to expand deduplication groups, so that every feature has a bag for each sample."""
     shuffle_row_groups: int = 8

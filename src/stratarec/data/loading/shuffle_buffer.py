@@ -1,8 +1,8 @@
 """Shuffle buffers: some row groups in memory, a permutation of their samples, and batches assembled from them.
 
-A *run* is a unit of the permutation: adjacent samples of a session with equal values in every group of ids and every
-history, such as a click and its negatives. Groups that would give runs of fewer than two samples on average are
-ignored; if no group remains, single samples are shuffled. With whole sessions as units, a batch would repeat more
+A *segment* is a unit of the permutation: adjacent samples of a session with equal values in every group of ids and
+every history, such as a click and its negatives. Groups that would give segments of fewer than two samples on average
+are ignored; if no group remains, single samples are shuffled. With whole sessions as units, a batch would repeat more
 values but have few sessions, which cost 0.001 of AUC on Globo's log. All features of a sample are adjacent in memory,
 so that a sample occupies one or two cache lines.
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.batch.batch import Batch
-from stratarec.batch.jagged import LEAST_RUN, InverseJagged, JaggedWindows, KeyedJagged
+from stratarec.batch.jagged import LEAST_SEGMENT, InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.data.column_names import SESSIONS, USER, WEIGHT, events, label_names, pointer, weights_of
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import RowGroup, Unit, flat
@@ -31,10 +31,10 @@ from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.kernels.collate import (
     Lists,
     end_bags,
-    fill_runs,
+    fill_segments,
     join_windows,
     number_pointers,
-    order_runs,
+    order_segments,
     scatter_rows,
     spread_rows,
     take_bags,
@@ -97,8 +97,8 @@ class PackedRows:
 class GroupValues:
     """Distinct values of a deduplication group in all row groups of a shuffle buffer."""
 
-    runs: NDArray[np.int64]
-    """First sample of each run. There the pointer differs from the previous sample's, or a row group begins."""
+    segments: NDArray[np.int64]
+    """First sample of each segment. There the pointer differs from the previous sample's, or a row group begins."""
     columns: PackedRows
     place: NDArray[np.int32]
     """Scratch array of `number_pointers`. Only one thread assembles batches, so it is not locked."""
@@ -138,8 +138,8 @@ class ShuffleBuffer:
         }
         size = len(samples.ids)
         sessions = _starts(_session_sizes(row_groups)) if SESSIONS in row_groups[0].tables else None
-        runs = [table.runs for table in tables.values() if table.columns.sparse]
-        return cls(samples=samples, users=users, tables=tables, order=_order(size, sessions, runs, draws, unit))
+        segments = [table.segments for table in tables.values() if table.columns.sparse]
+        return cls(samples=samples, users=users, tables=tables, order=_order(size, sessions, segments, draws, unit))
 
     def only(self, ranges: Sequence[tuple[int, int]], sizes: Sequence[int]) -> ShuffleBuffer:
         """Return a buffer with a range of samples of each row group. `ranges` has (first, end), `sizes` the samples."""
@@ -173,7 +173,7 @@ def _set_users(words: NDArray[np.int32], row_groups: Sequence[RowGroup]) -> None
     if SESSIONS in row_groups[0].tables:
         users = np.concatenate([row_group.tables[SESSIONS]["user"].to_numpy() for row_group in row_groups])
         for half in range(2):
-            fill_runs(words, half, np.ascontiguousarray(users.view(np.int32)[half::2]), _session_sizes(row_groups))
+            fill_segments(words, half, np.ascontiguousarray(users.view(np.int32)[half::2]), _session_sizes(row_groups))
     else:
         users = np.concatenate([row_group.samples[USER].to_numpy() for row_group in row_groups])
         words[:, :2] = users.view(np.int32).reshape(-1, 2)
@@ -186,30 +186,30 @@ def _session_sizes(row_groups: Sequence[RowGroup]) -> NDArray[np.int32]:
 def _order(
     size: int,
     sessions: NDArray[np.int64] | None,
-    runs: Sequence[NDArray[np.int64]],
+    segments: Sequence[NDArray[np.int64]],
     draws: np.random.Generator | None,
     unit: Unit,
 ) -> NDArray[np.int32]:
-    """Return the samples in permuted order. `sessions` and `runs` (by table) list the first sample of each unit."""
+    """Return the samples in permuted order. `sessions` and `segments` (by table) list the first sample of each unit."""
     if draws is None:
         return np.arange(size, dtype=np.int32)
     if sessions is None or unit == "sample":
         return draws.permutation(size).astype(np.int32)
-    starts = sessions if unit == "session" else _join_runs(size, sessions, runs)
-    return order_runs(starts, draws.permutation(len(starts)), size)
+    starts = sessions if unit == "session" else _join_segments(size, sessions, segments)
+    return order_segments(starts, draws.permutation(len(starts)), size)
 
 
-def _join_runs(size: int, sessions: NDArray[np.int64], runs: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return the first sample of each run. A run begins where the session, or the row in a table, changes.
+def _join_segments(size: int, sessions: NDArray[np.int64], segments: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return the first sample of each segment. A segment begins where the session, or the row in a table, changes.
 
-    Tables for which runs would be shorter than `LEAST_RUN` on average are ignored. If no table remains, each sample is
-    a run.
+    Tables for which segments would be shorter than `LEAST_SEGMENT` on average are ignored. If no table remains, each
+    sample is a segment.
     """
     first: NDArray[np.bool_] | None = None
-    for starts in sorted(runs, key=len):
+    for starts in sorted(segments, key=len):
         finer = np.zeros(size, dtype=bool) if first is None else first.copy()
         finer[sessions] = finer[starts] = True
-        if np.count_nonzero(finer) * LEAST_RUN > size:
+        if np.count_nonzero(finer) * LEAST_SEGMENT > size:
             break
         first = finer
     return np.arange(size) if first is None else np.flatnonzero(first)
@@ -219,12 +219,12 @@ def _table(
     name: str, row_groups: Sequence[RowGroup], columns: PackedRows, words: NDArray[np.int32], place: int
 ) -> GroupValues:
     """Build the table `name`, and write each sample's row in this table to the column `place` of `words`."""
-    runs = [row_group.tables[pointer(name)] for row_group in row_groups]
-    sizes = np.concatenate([part["samples"].to_numpy() for part in runs])
+    segments = [row_group.tables[pointer(name)] for row_group in row_groups]
+    sizes = np.concatenate([part["samples"].to_numpy() for part in segments])
     shift = np.cumsum([0, *(row_group.tables[name].num_rows for row_group in row_groups)])
-    rows = [part["row"].to_numpy() + np.int32(first) for part, first in zip(runs, shift, strict=False)]
-    fill_runs(words, place, np.concatenate(rows), sizes)
-    return GroupValues(runs=_starts(sizes), columns=columns, place=np.full(shift[-1], -1, dtype=np.int32))
+    rows = [part["row"].to_numpy() + np.int32(first) for part, first in zip(segments, shift, strict=False)]
+    fill_segments(words, place, np.concatenate(rows), sizes)
+    return GroupValues(segments=_starts(sizes), columns=columns, place=np.full(shift[-1], -1, dtype=np.int32))
 
 
 def _starts(sizes: NDArray[Any]) -> NDArray[np.int64]:

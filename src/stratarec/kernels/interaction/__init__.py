@@ -74,12 +74,12 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def split_columns(shared: tuple[bool, ...], *, dense: bool, width: int) -> tuple[Tensor, Tensor]:
-    """Return which columns of `dot_interaction` the two outputs of `run_interaction` contain, in their order.
+    """Return which columns of `dot_interaction` the two outputs of `segment_interaction` contain, in their order.
 
     Parameters
     ----------
     shared : tuple of bool
-        ``[F]``, whether the samples of a run share the feature's vector.
+        ``[F]``, whether the samples of a segment share the feature's vector.
     dense : bool
         Whether there is a dense vector.
     width : int
@@ -87,41 +87,42 @@ def split_columns(shared: tuple[bool, ...], *, dense: bool, width: int) -> tuple
     """
     first = int(dense)
     per_sample = [*range(first), *(first + f for f, flag in enumerate(shared) if not flag)]
-    per_run = [first + f for f, flag in enumerate(shared) if flag]
+    per_segment = [first + f for f, flag in enumerate(shared) if flag]
 
     def column(one: int, other: int) -> int:
         high, low = max(one, other), min(one, other)
         return first * width + high * (high - 1) // 2 + low
 
     pairs = [column(i, j) for place, i in enumerate(per_sample) for j in per_sample[:place]]
-    cross = [column(i, j) for i in per_sample for j in per_run]
-    of_runs = [column(i, j) for place, i in enumerate(per_run) for j in per_run[:place]]
+    cross = [column(i, j) for i in per_sample for j in per_segment]
+    of_segments = [column(i, j) for place, i in enumerate(per_segment) for j in per_segment[:place]]
     of_samples = [*range(first * width), *pairs, *cross]
-    return torch.tensor(of_samples, dtype=torch.int64), torch.tensor(of_runs, dtype=torch.int64)
+    return torch.tensor(of_samples, dtype=torch.int64), torch.tensor(of_segments, dtype=torch.int64)
 
 
-def run_interaction(
+def segment_interaction(
     dense: Tensor | None, pooled: Tensor, shared: Sequence[bool], starts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute `dot_interaction` if the samples of a run share some vectors; products of these are computed once a run.
+    """Compute `dot_interaction` if the samples of a segment share some vectors; products of these are computed once a
+    segment.
 
     Parameters
     ----------
     dense : Tensor or None
         ``[B, D]`` output of the bottom MLP.
     pooled : Tensor
-        ``[B, F, D]`` embeddings, contiguous. Row r of a shared feature belongs to run r; its rows from R on are not
+        ``[B, F, D]`` embeddings, contiguous. Row r of a shared feature belongs to segment r; its rows from R on are not
         read.
     shared : sequence of bool
-        ``[F]``, whether the samples of a run share the feature's vector.
+        ``[F]``, whether the samples of a segment share the feature's vector.
     starts : Tensor
-        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
+        ``[R + 1]`` int64: segment r is samples ``starts[r]:starts[r + 1]``.
 
     Returns
     -------
     tuple of Tensor
-        Float32 columns of each sample ``[B, .]`` and of each run ``[R, .]``, as `split_columns` lists them, then zeros
-        up to a multiple of eight.
+        Float32 columns of each sample ``[B, .]`` and of each segment ``[R, .]``, as `split_columns` lists them, then
+        zeros up to a multiple of eight.
 
     Raises
     ------
@@ -136,10 +137,10 @@ def run_interaction(
     if not fits or (dense is not None and dense.shape != (pooled.shape[0], pooled.shape[2])):
         got = None if dense is None else tuple(dense.shape)
         raise ConfigError(
-            f"run_interaction got dense {got}, pooled {tuple(pooled.shape)}, {len(shared)} flags and runs of "
+            f"segment_interaction got dense {got}, pooled {tuple(pooled.shape)}, {len(shared)} flags and segments of "
             f"{int(starts[-1])} samples, expected [B, D], [B, F, D], F and B"
         )
-    out: tuple[Tensor, Tensor] = _RunInteraction.apply(dense, pooled, tuple(shared), starts)  # type: ignore[no-untyped-call]
+    out: tuple[Tensor, Tensor] = _SegmentInteraction.apply(dense, pooled, tuple(shared), starts)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -209,11 +210,11 @@ class _Interaction(torch.autograd.Function):
         return (dense_out.to(dense_type) if dense_type else None), pooled_out.to(pooled_type)
 
 
-def _tile(runs: int, threads: int) -> int:
-    return max(min(runs // (threads * 4), 32), 1)
+def _tile(segments: int, threads: int) -> int:
+    return max(min(segments // (threads * 4), 32), 1)
 
 
-class _RunInteraction(torch.autograd.Function):
+class _SegmentInteraction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, dense: Tensor | None, pooled: Tensor, shared: tuple[bool, ...], starts: Tensor
@@ -221,35 +222,35 @@ class _RunInteraction(torch.autograd.Function):
         batch, features, width = pooled.shape
         columns = split_columns(shared, dense=dense is not None, width=width)
         sample_out = RECYCLER.empty(batch, _padded(len(columns[0])))
-        run_out = RECYCLER.empty(starts.numel() - 1, _padded(len(columns[1])))
+        segment_out = RECYCLER.empty(starts.numel() - 1, _padded(len(columns[1])))
         flat, threads = _flat(pooled), team_threads()
         ctx.samples = (
             flat[:0] if dense is None else _flat(dense), flat, int(dense is not None), width, features,
             *_places(shared), starts.numpy(),
         )  # fmt: skip
         ctx.types, ctx.shape = (None if dense is None else dense.dtype, pooled.dtype), pooled.shape
-        cpu.kernels(*blocks(width)).run_forward(
-            team_of(threads), (*ctx.samples, _tile(len(run_out), threads)), _products(sample_out, run_out)
+        cpu.kernels(*blocks(width)).segment_forward(
+            team_of(threads), (*ctx.samples, _tile(len(segment_out), threads)), _products(sample_out, segment_out)
         )
-        return sample_out, run_out
+        return sample_out, segment_out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_samples: Tensor, of_runs: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+    def backward(ctx: Any, of_samples: Tensor, of_segments: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
         batch, features, width = ctx.shape
         dense_type, pooled_type = ctx.types
         dense_out = torch.empty(batch if dense_type else 0, width)
         pooled_out, threads = RECYCLER.empty(batch, features, width), team_threads()
-        cpu.kernels(*blocks(width)).run_backward(
-            team_of(threads), (*ctx.samples, _tile(len(of_runs), threads)), _products(of_samples, of_runs),
+        cpu.kernels(*blocks(width)).segment_backward(
+            team_of(threads), (*ctx.samples, _tile(len(of_segments), threads)), _products(of_samples, of_segments),
             _flat(dense_out), _flat(pooled_out),
         )  # fmt: skip
         return (dense_out.to(dense_type) if dense_type else None), pooled_out.to(pooled_type), None, None
 
 
-def _products(of_samples: Tensor, of_runs: Tensor) -> tuple[Any, ...]:
-    """Return the fields of `cpu.RunProducts`."""
-    return _flat(of_samples), _flat(of_runs), of_samples.shape[1], of_runs.shape[1]
+def _products(of_samples: Tensor, of_segments: Tensor) -> tuple[Any, ...]:
+    """Return the fields of `cpu.SegmentProducts`."""
+    return _flat(of_samples), _flat(of_segments), of_samples.shape[1], of_segments.shape[1]
 
 
 def _places(shared: tuple[bool, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,8 +1,8 @@
 """Numba kernels of the pairwise dot interaction: one sample at a time, its vectors side by side in the L1 cache.
 
-If samples of a run share vectors, products between the V2 shared vectors are computed once a run. Products of the V1
-unshared vectors, with each other and with the shared ones, are computed for each sample. The unshared vectors (the
-dense one first) then precede the shared ones.
+If samples of a segment share vectors, products between the V2 shared vectors are computed once a segment. Products of
+the V1 unshared vectors, with each other and with the shared ones, are computed for each sample. The unshared vectors
+(the dense one first) then precede the shared ones.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def backward(member, lanes, one_block, counter, samples, gradient, dense_out, po
             copy(lanes, sums, first * width, pooled_out, b * count, count)
 
 
-class RunSamples(NamedTuple):
-    """Flat inputs as in `Samples`; indices of unshared and shared features; starts of runs; runs per task."""
+class SegmentSamples(NamedTuple):
+    """Flat inputs as in `Samples`; indices of unshared and shared features; starts of segments; segments per task."""
 
     dense: NDArray[np.float32]
     pooled: NDArray[np.float32]
@@ -181,8 +181,8 @@ class RunSamples(NamedTuple):
     tile: int
 
 
-class RunProducts(NamedTuple):
-    """Both outputs of `run_forward`, or the gradients of both, flat, and the number of columns of each."""
+class SegmentProducts(NamedTuple):
+    """Both outputs of `segment_forward`, or the gradients of both, flat, and the number of columns of each."""
 
     unshared: NDArray[np.float32]
     shared: NDArray[np.float32]
@@ -207,7 +207,7 @@ def put(lanes, gradients, place, target, row, features, chosen, D):
 
 
 @njit(**BODY)
-def run_forward(member, lanes, one_block, counter, samples, out, scratches):
+def segment_forward(member, lanes, one_block, counter, samples, out, scratches):
     """Set out.unshared[b] to dense[b] and all products with an unshared vector, out.shared[r] to all other products.
 
     Products of two unshared vectors come first, then products of an unshared and a shared vector.
@@ -215,22 +215,22 @@ def run_forward(member, lanes, one_block, counter, samples, out, scratches):
     literally(lanes)
     pooled, unshared, shared, tile = samples.pooled, samples.unshared, samples.shared, samples.tile
     D, F, front = U(lanes if one_block else samples.width), U(samples.features), U(samples.first)
-    start, runs = samples.start, len(samples.start) - 1
+    start, segments = samples.start, len(samples.start) - 1
     mine, V = front + U(len(unshared)), front + U(len(unshared)) + U(len(shared))
     scratch = scratches[member]
     while True:
         low = take(counter) * tile
-        if low >= runs:
+        if low >= segments:
             break
-        for run in range(low, min(low + tile, runs)):
-            # Once a run: the shared vectors stay in the L1 cache for all its samples.
-            pick(lanes, pooled, U(run), F, shared, scratch, mine, D)
-            place = U(run * out.shared_columns)
+        for segment in range(low, min(low + tile, segments)):
+            # Once a segment: the shared vectors stay in the L1 cache for all its samples.
+            pick(lanes, pooled, U(segment), F, shared, scratch, mine, D)
+            place = U(segment * out.shared_columns)
             for i in range(mine + U(1), V):
                 products_with(lanes, scratch, i, mine, i, D, out.shared, place)
                 place += i - mine
-            fill_zeros(out.shared, place, U((run + 1) * out.shared_columns))
-            for b in range(U(start[run]), U(start[run + 1])):
+            fill_zeros(out.shared, place, U((segment + 1) * out.shared_columns))
+            for b in range(U(start[segment]), U(start[segment + 1])):
                 place = b * U(out.unshared_columns)
                 copy(lanes, samples.dense, b * D, scratch, 0, front * D)
                 copy(lanes, samples.dense, b * D, out.unshared, place, front * D)
@@ -277,25 +277,27 @@ def cross_gradient(lanes, scratch, mine, V, D, gradient, place, sums):
 
 
 @njit(**BODY)
-def run_backward(member, lanes, one_block, counter, samples, gradients, dense_out, pooled_out, scratches, totals):
-    """Compute the gradients of `run_forward`; gradients of shared vectors are summed over a run's samples in order."""
+def segment_backward(member, lanes, one_block, counter, samples, gradients, dense_out, pooled_out, scratches, totals):
+    """Compute the gradients of `segment_forward`. Gradients of shared vectors are summed over a segment's samples in
+    order.
+    """
     literally(lanes)
     pooled, unshared, shared, tile = samples.pooled, samples.unshared, samples.shared, samples.tile
     D, F, front = U(lanes if one_block else samples.width), U(samples.features), U(samples.first)
-    start, runs = samples.start, len(samples.start) - 1
+    start, segments = samples.start, len(samples.start) - 1
     mine, V = front + U(len(unshared)), front + U(len(unshared)) + U(len(shared))
     pairs = mine * (mine - U(1)) // U(2)
     scratch, sums = scratches[member], totals[member]
     while True:
         low = take(counter) * tile
-        if low >= runs:
+        if low >= segments:
             break
-        for run in range(low, min(low + tile, runs)):
-            pick(lanes, pooled, U(run), F, shared, scratch, mine, D)
-            # One thread adds all samples of the run in their order, which fixes the bits.
+        for segment in range(low, min(low + tile, segments)):
+            pick(lanes, pooled, U(segment), F, shared, scratch, mine, D)
+            # One thread adds all samples of the segment in their order, which fixes the bits.
             for place in range(mine * D, V * D, U(lanes)):
                 store(sums, place, broadcast(np.float32(0.0), lanes))
-            for b in range(U(start[run]), U(start[run + 1])):
+            for b in range(U(start[segment]), U(start[segment + 1])):
                 copy(lanes, samples.dense, b * D, scratch, 0, front * D)
                 pick(lanes, pooled, b, F, unshared, scratch, front, D)
                 place = b * U(gradients.unshared_columns)
@@ -308,9 +310,9 @@ def run_backward(member, lanes, one_block, counter, samples, gradients, dense_ou
                 cross_gradient(lanes, scratch, mine, V, D, gradients.unshared, place + pairs, sums)
                 copy(lanes, sums, 0, dense_out, b * D, front * D)
                 put(lanes, sums, front, pooled_out, b, F, unshared, D)
-            place = U(run * gradients.shared_columns)
+            place = U(segment * gradients.shared_columns)
             pairs_gradient(lanes, scratch, mine, V, D, gradients.shared, place, sums)
-            put(lanes, sums, mine, pooled_out, U(run), F, shared, D)
+            put(lanes, sums, mine, pooled_out, U(segment), F, shared, D)
 
 
 @cache
@@ -337,21 +339,28 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
         run_team(team, backward, args)
 
     @njit(nogil=True, cache=True)
-    def forward_of_runs(team, samples, out):
-        samples = RunSamples(*samples)
+    def forward_of_segments(team, samples, out):
+        samples = SegmentSamples(*samples)
         scratches = np.empty((team.threads, (samples.features + samples.first) * samples.width + 16), np.float32)
-        run_team(team, run_forward, (lanes, one_block, stack_array(1, np.int64), samples, RunProducts(*out), scratches))
+        run_team(
+            team,
+            segment_forward,
+            (lanes, one_block, stack_array(1, np.int64), samples, SegmentProducts(*out), scratches),
+        )
 
     @njit(nogil=True, cache=True)
-    def backward_of_runs(team, samples, gradients, dense_out, pooled_out):
-        samples = RunSamples(*samples)
+    def backward_of_segments(team, samples, gradients, dense_out, pooled_out):
+        samples = SegmentSamples(*samples)
         scratches = np.empty((team.threads, (samples.features + samples.first) * samples.width + 16), np.float32)
         args = (
-            lanes, one_block, stack_array(1, np.int64), samples, RunProducts(*gradients), dense_out, pooled_out,
+            lanes, one_block, stack_array(1, np.int64), samples, SegmentProducts(*gradients), dense_out, pooled_out,
             scratches, np.empty_like(scratches),
         )  # fmt: skip
-        run_team(team, run_backward, args)
+        run_team(team, segment_backward, args)
 
     return SimpleNamespace(
-        forward=forward_of_all, backward=backward_of_all, run_forward=forward_of_runs, run_backward=backward_of_runs
+        forward=forward_of_all,
+        backward=backward_of_all,
+        segment_forward=forward_of_segments,
+        segment_backward=backward_of_segments,
     )

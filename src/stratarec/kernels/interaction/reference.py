@@ -22,11 +22,11 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
     return pairs if dense is None else torch.cat([dense, pairs], dim=1)
 
 
-def run_interaction(
+def segment_interaction(
     dense: Tensor | None, pooled: Tensor, shared: Sequence[bool], starts: Tensor, columns: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return columns[0] of the interaction for every sample, and columns[1] for the first sample of every run."""
-    run = torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff())
-    vectors = torch.where(torch.tensor(shared).view(1, -1, 1), pooled[run], pooled)
+    """Return columns[0] of the interaction for every sample, and columns[1] for the first sample of every segment."""
+    segment = torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff())
+    vectors = torch.where(torch.tensor(shared).view(1, -1, 1), pooled[segment], pooled)
     products = dot_interaction(dense, vectors)
     return products[:, columns[0]], products[starts[:-1]][:, columns[1]]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stratarec.models.base import Score
 from stratarec.models.layers import Cross
-from stratarec.models.request import Runs
+from stratarec.models.request import Segments
 from stratarec.models.towers import CrossTower
 from stratarec.models.zoo.config import DCNv2Config
 
@@ -32,9 +32,9 @@ class DCNv2Score(Score):
         self.out = nn.Linear(self.deep.outputs + (0 if self.stacked else width), 1)
 
     def forward(
-        self, dense: Tensor, vectors: Tensor, runs: Runs | None = None, numbers: Tensor | None = None
+        self, dense: Tensor, vectors: Tensor, segments: Segments | None = None, numbers: Tensor | None = None
     ) -> Tensor:  # fmt: skip
-        vectors = vectors if runs is None else runs.expand(vectors)
+        vectors = vectors if segments is None else segments.expand(vectors)
         parts = [dense, vectors.flatten(1).to(dense.dtype)]
         start = torch.cat(parts if numbers is None else [*parts, numbers.to(dense.dtype)], dim=1)
         crossed = self.cross(start)

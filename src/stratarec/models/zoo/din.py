@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from stratarec.models.base import Score
-from stratarec.models.request import Runs
+from stratarec.models.request import Segments
 from stratarec.models.zoo.config import DINConfig
 from stratarec.models.zoo.fields import Fields
 
@@ -28,5 +28,5 @@ class DINScore(Score):
         self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp)
         self.out = nn.Linear(self.deep.outputs, 1)
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        return self.logits(self.fields.parts(dense, vectors, runs).apply(self.deep))
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Segments | None = None) -> Tensor:
+        return self.logits(self.fields.parts(dense, vectors, segments).apply(self.deep))

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
-from stratarec.kernels.interaction import dot_interaction, run_interaction, split_columns
+from stratarec.kernels.interaction import dot_interaction, segment_interaction, split_columns
 from stratarec.models.base import Score
-from stratarec.models.request import Runs, chosen
+from stratarec.models.request import Segments, chosen
 from stratarec.models.towers import DotTower
 from stratarec.models.zoo.config import DLRMConfig
 
@@ -36,17 +36,18 @@ class DLRMScore(Score):
         self.out = nn.Linear(self.top.outputs, 1)
 
     def forward(
-        self, dense: Tensor, vectors: Tensor, runs: Runs | None = None, numbers: Tensor | None = None
+        self, dense: Tensor, vectors: Tensor, segments: Segments | None = None, numbers: Tensor | None = None
     ) -> Tensor:  # fmt: skip
         front = None if self.bottom is None else self.bottom(dense)
-        if runs is None or numbers is not None or not len(self.top):
-            vectors = vectors if runs is None else runs.expand(vectors)
+        if segments is None or numbers is not None or not len(self.top):
+            vectors = vectors if segments is None else segments.expand(vectors)
             crossed = dot_interaction(front, vectors) if self.dot else _joined(front, vectors)
             top = self.top(crossed if numbers is None else torch.cat([numbers, crossed], dim=1))
         else:
-            of_runs, split = (run_interaction, split_columns) if self.dot else (_run_joined, _split_joined)
-            columns = split(runs.shared, dense=front is not None, width=vectors.shape[2])
-            top = self.top.of_runs(*of_runs(front, vectors, runs.shared, runs.starts), columns, runs.starts)
+            of_segments, split = (segment_interaction, split_columns) if self.dot else (_segment_joined, _split_joined)
+            columns = split(segments.shared, dense=front is not None, width=vectors.shape[2])
+            inputs = of_segments(front, vectors, segments.shared, segments.starts)
+            top = self.top.of_segments(*inputs, columns, segments.starts)
         return self.logits(top)
 
 
@@ -56,15 +57,15 @@ def _joined(dense: Tensor | None, vectors: Tensor) -> Tensor:
     return flat if dense is None else torch.cat([dense.to(flat.dtype), flat], dim=1)
 
 
-def _run_joined(
+def _segment_joined(
     dense: Tensor | None, vectors: Tensor, shared: Sequence[bool], starts: Tensor
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the columns of `_joined` as two tensors, per sample and per run, like `run_interaction`."""
-    per_sample, per_run = ([place for place, flag in enumerate(shared) if flag == run] for run in (False, True))
-    return _joined(dense, chosen(vectors, per_sample)), chosen(vectors[: len(starts) - 1], per_run).flatten(1)
+    """Return the columns of `_joined` as two tensors, per sample and per segment, like `segment_interaction`."""
+    per_sample, per_segment = ([place for place, flag in enumerate(shared) if flag == each] for each in (False, True))
+    return _joined(dense, chosen(vectors, per_sample)), chosen(vectors[: len(starts) - 1], per_segment).flatten(1)
 
 
 def _split_joined(shared: Sequence[bool], *, dense: bool, width: int) -> tuple[Tensor, Tensor]:
-    """Return, for each output of `_run_joined`, the positions of its columns in the output of `_joined`."""
-    of_run = torch.tensor([*[False] * dense, *shared]).repeat_interleave(width)
-    return (~of_run).nonzero().squeeze(1), of_run.nonzero().squeeze(1)
+    """Return, for each output of `_segment_joined`, the positions of its columns in the output of `_joined`."""
+    of_segment = torch.tensor([*[False] * dense, *shared]).repeat_interleave(width)
+    return (~of_segment).nonzero().squeeze(1), of_segment.nonzero().squeeze(1)

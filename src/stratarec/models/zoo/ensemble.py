@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from stratarec.kernels.members import MOST_DEVIATIONS, Group, Layout, Mask, member_logits
 from stratarec.models.base import Score
 from stratarec.models.layers import Dropout
-from stratarec.models.request import Runs
+from stratarec.models.request import Segments
 from stratarec.models.zoo.config import EnsembleConfig, MemberKind
 from stratarec.models.zoo.fields import Terms
 from stratarec.models.zoo.trees import MEMBERS as TREE_MEMBERS
@@ -186,13 +186,13 @@ class EnsembleScore(Score):
         assert self.numbers is not None
         self.numbers.encode.edges.copy_(quantiles)
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Segments | None = None) -> Tensor:
         """Return logits ``[B]``; in training ``[B, K]`` of all networks, and if `separate` is set also those of trees.
 
         Outside training, `dense` ends with the logits of trees.
         """
         dense, trees = dense[:, : self.dense], dense[:, self.dense :]
-        vectors = vectors if runs is None else runs.expand(vectors)
+        vectors = vectors if segments is None else segments.expand(vectors)
         if self.training and self._is_plain(vectors):
             return self._training_logits(dense, vectors)
         rows = vectors.view(*vectors.shape[:2], self.members, self.width + 1)
@@ -262,12 +262,12 @@ def _dropout(kind: MemberKind, rate: float) -> float:
 
 def _alike(kinds: Sequence[MemberKind]) -> list[tuple[MemberKind, int, int]]:
     """Return a kind, first and last member of each group of adjacent members that use equally many hidden outputs."""
-    runs, first = [], 0
+    groups, first = [], 0
     for _, members in groupby(kinds, lambda kind: kind == "narrow"):
         kind, *others = members
-        runs.append((kind, first, first + 1 + len(others)))
-        first = runs[-1][2]
-    return runs
+        groups.append((kind, first, first + 1 + len(others)))
+        first = groups[-1][2]
+    return groups
 
 
 def _live(kind: MemberKind, outputs: int) -> int:

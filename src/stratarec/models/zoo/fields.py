@@ -1,7 +1,7 @@
 """Common parts of models in which every feature is a vector (a field), and the logit is a sum of terms.
 
-Shapes: B samples, R runs, F_dense numbers, F vectors of sparse features and histories, W width of a vector, which is D,
-or D + 1 in models with first-order weights.
+Shapes: B samples, R segments, F_dense numbers, F vectors of sparse features and histories, W width of a vector, which
+is D, or D + 1 in models with first-order weights.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stratarec.models.layers import MLP
-from stratarec.models.request import Runs
+from stratarec.models.request import Segments
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Fields, some of which are shared by the samples of a run.
+    """Fields, some of which are shared by the samples of a segment.
 
-    Linear functions of shared fields are computed once per run.
+    Linear functions of shared fields are computed once per segment.
 
     Parameters
     ----------
     unshared : Tensor
         ``[B, F_u, W]``, vectors of numbers first.
     shared : Tensor or None
-        ``[R, F_s, W]``; None if there are no runs.
-    runs : Runs or None
+        ``[R, F_s, W]``; None if there are no segments.
+    segments : Segments or None
     numbers : int
         F_dense.
     """
 
     unshared: Tensor
     shared: Tensor | None
-    runs: Runs | None
+    segments: Segments | None
     numbers: int
 
     def columns(self, first: int, last: int | None) -> Parts:
@@ -54,15 +54,15 @@ class Parts:
         return self._joined(self.unshared.square().sum(1), shared)
 
     def _joined(self, unshared: Tensor, shared: Tensor | None) -> Tensor:
-        return unshared if shared is None or self.runs is None else unshared + self.runs.repeat(shared)
+        return unshared if shared is None or self.segments is None else unshared + self.segments.repeat(shared)
 
     def apply(self, mlp: MLP) -> Tensor:
         """Apply `mlp` to all fields, concatenated; return ``[B, outputs]``."""
-        if self.shared is None or self.runs is None:
+        if self.shared is None or self.segments is None:
             return mlp(self.unshared.flatten(1))  # type: ignore[no-any-return]
-        flags = torch.tensor([*[False] * self.numbers, *self.runs.shared]).repeat_interleave(self.unshared.shape[2])
+        flags = torch.tensor([*[False] * self.numbers, *self.segments.shared]).repeat_interleave(self.unshared.shape[2])
         places = (~flags).nonzero().squeeze(1), flags.nonzero().squeeze(1)
-        return mlp.of_runs(self.unshared.flatten(1), self.shared.flatten(1), places, self.runs.starts)
+        return mlp.of_segments(self.unshared.flatten(1), self.shared.flatten(1), places, self.segments.starts)
 
 
 class NumberVectors(nn.Module):
@@ -101,14 +101,15 @@ class Fields(nn.Module):
         self.numbers = NumberVectors(dense, width, first_order, deviation) if dense else None
         self.count = dense + features
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Segments | None = None) -> Tensor:
         """Return the vectors ``[B, F_dense + F, W]`` of each sample, vectors of numbers first."""
-        return self._with_numbers(dense, vectors if runs is None else runs.expand(vectors))
+        return self._with_numbers(dense, vectors if segments is None else segments.expand(vectors))
 
-    def parts(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Parts:
-        """Return the same vectors as `Parts`, in which shared vectors appear once per run."""
-        unshared, shared = (vectors, None) if runs is None else runs.split(vectors)
-        return Parts(unshared=self._with_numbers(dense, unshared), shared=shared, runs=runs, numbers=dense.shape[1])
+    def parts(self, dense: Tensor, vectors: Tensor, segments: Segments | None = None) -> Parts:
+        """Return the same vectors as `Parts`, in which shared vectors appear once per segment."""
+        unshared, shared = (vectors, None) if segments is None else segments.split(vectors)
+        unshared = self._with_numbers(dense, unshared)
+        return Parts(unshared=unshared, shared=shared, segments=segments, numbers=dense.shape[1])
 
     def _with_numbers(self, dense: Tensor, vectors: Tensor) -> Tensor:
         if self.numbers is None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score
 from stratarec.models.layers import MLP
-from stratarec.models.request import Runs
+from stratarec.models.request import Segments
 from stratarec.models.zoo.config import FinalMLPConfig
 from stratarec.models.zoo.fields import Fields, Terms
 
@@ -71,8 +71,8 @@ class FinalMLPScore(Score):
                 )
         self._places = [[self._dense + names.index(name) for name in gate] for gate in self.gate_features]
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        fields = self.fields(dense, vectors, runs)
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Segments | None = None) -> Tensor:
+        fields = self.fields(dense, vectors, segments)
         contexts = [fields[:, places, -self.width :].flatten(1) for places in self._places] or [None, None]
         flat = fields[..., : self.width].flatten(1)
         x, y = (stream(flat, context) for stream, context in zip(self.streams, contexts, strict=True))

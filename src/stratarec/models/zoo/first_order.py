@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stratarec.models.base import Score
-from stratarec.models.request import Runs
+from stratarec.models.request import Segments
 from stratarec.models.zoo.config import DeepFMConfig, FMConfig, LRConfig, WideDeepConfig
 from stratarec.models.zoo.fields import Fields, Parts, Terms
 
@@ -32,14 +32,14 @@ class LRScore(Score):
         self.fields = Fields(dense, features, 1, first_order=True)
         self.out = Terms(0, self.fields.count)
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        return self.logits(self.fields(dense, vectors, runs).squeeze(2))
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Segments | None = None) -> Tensor:
+        return self.logits(self.fields(dense, vectors, segments).squeeze(2))
 
 
 class FMScore(Score):
     """logit = b + sum_i w_i x_i + sum over i < j of <v_i, v_j> x_i x_j.
 
-    The sum over pairs is half of (square of the sum - sum of squares), so shared vectors are summed once per run.
+    The sum over pairs is half of (square of the sum - sum of squares), so shared vectors are summed once per segment.
     """
 
     config: ClassVar = FMConfig
@@ -49,8 +49,8 @@ class FMScore(Score):
         self.fields = Fields(dense, features, config.vector_width, first_order=True, deviation=config.initial_rows)
         self.out = Terms(0, 1 + config.embedding_dim)
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        return self.logits(fm_terms(self.fields.parts(dense, vectors, runs)))
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Segments | None = None) -> Tensor:
+        return self.logits(fm_terms(self.fields.parts(dense, vectors, segments)))
 
 
 def fm_terms(fields: Parts) -> Tensor:
@@ -71,8 +71,8 @@ class WideDeepScore(Score):
         self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp)
         self.out = Terms(self.deep.outputs, 1)
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        fields = self.fields.parts(dense, vectors, runs)
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Segments | None = None) -> Tensor:
+        fields = self.fields.parts(dense, vectors, segments)
         deep, first = fields.columns(0, -1).apply(self.deep), fields.columns(-1, None).sum()
         return self.logits(torch.cat([deep.to(first.dtype), first], dim=1))
 
@@ -89,7 +89,7 @@ class DeepFMScore(Score):
         self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp)
         self.out = Terms(self.deep.outputs, 1 + config.embedding_dim)
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        fields = self.fields.parts(dense, vectors, runs)
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Segments | None = None) -> Tensor:
+        fields = self.fields.parts(dense, vectors, segments)
         deep, terms = fields.columns(0, -1).apply(self.deep), fm_terms(fields)
         return self.logits(torch.cat([deep.to(terms.dtype), terms], dim=1))

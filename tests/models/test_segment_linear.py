@@ -1,4 +1,4 @@
-"""Compare the layer whose inputs are shared by runs with a layer on concatenated inputs."""
+"""Compare the layer whose inputs are shared by segments with a layer on concatenated inputs."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stratarec.models.layers import run_linear
+from stratarec.models.layers import segment_linear
 
 SIZE = 50
 COLUMNS = (torch.tensor([0, 3, 5, 6]), torch.tensor([1, 2, 4]))
-RUNS = [[0, SIZE], list(range(SIZE + 1)), [0, 1, 9, 20, 21, 49, 50]]
+SEGMENTS = [[0, SIZE], list(range(SIZE + 1)), [0, 1, 9, 20, 21, 49, 50]]
 
 
-def reference_run_linear(
+def reference_segment_linear(
     unshared: Tensor, shared: Tensor, weight: Tensor, bias: Tensor | None, columns: tuple[Tensor, Tensor],
     starts: Tensor, *, relu: bool,
 ) -> Tensor:  # fmt: skip
-    """Compute `run_linear` by concatenating the inputs of each sample."""
-    run = torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff())
+    """Compute `segment_linear` by concatenating the inputs of each sample."""
+    segment = torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff())
     inputs = unshared.new_zeros(len(unshared), weight.shape[1])
-    for part, places in zip((unshared, shared[run]), columns, strict=True):
+    for part, places in zip((unshared, shared[segment]), columns, strict=True):
         inputs = inputs.index_copy(1, places, part[:, : len(places)])
     out = functional.linear(inputs, weight, bias)
     return out.relu() if relu else out
 
 
-def inputs_of(width: int, runs: int, padding: int = 1) -> list[Tensor]:
-    """Return inputs of samples and of runs with zeros behind them, weight and bias."""
+def inputs_of(width: int, segments: int, padding: int = 1) -> list[Tensor]:
+    """Return inputs of samples and of segments with zeros behind them, weight and bias."""
     draws = torch.Generator().manual_seed(width)
-    tensors = [torch.randn(*shape, generator=draws) for shape in ((SIZE, 4), (runs, 3), (width, 7), (width,))]
+    tensors = [torch.randn(*shape, generator=draws) for shape in ((SIZE, 4), (segments, 3), (width, 7), (width,))]
     tensors[:2] = [functional.pad(part, (0, padding)) for part in tensors[:2]]
     return [part.requires_grad_() for part in tensors]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("width", [3, 16])
-@pytest.mark.parametrize("starts", RUNS)
+@pytest.mark.parametrize("starts", SEGMENTS)
 @pytest.mark.parametrize("relu", [False, True])
 def test_layer_and_gradients_match_the_reference(threads: int, width: int, starts: list[int], relu: bool) -> None:
     inputs, places = inputs_of(width, len(starts) - 1), torch.tensor(starts)
     gradient = torch.randn(SIZE, width, generator=torch.Generator().manual_seed(1))
-    expected = reference_run_linear(*inputs, COLUMNS, places, relu=relu)
+    expected = reference_segment_linear(*inputs, COLUMNS, places, relu=relu)
     theirs = torch.autograd.grad(expected, inputs, gradient)
     kept = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        actual = run_linear(*inputs, COLUMNS, places, relu=relu)
+        actual = segment_linear(*inputs, COLUMNS, places, relu=relu)
         mine = torch.autograd.grad(actual, inputs, gradient)
     finally:
         torch.set_num_threads(kept)
@@ -61,15 +61,15 @@ def test_layer_and_gradients_match_the_reference(threads: int, width: int, start
 
 @pytest.mark.parametrize("width", [3, 16])
 def test_bfloat16_is_the_sum_rounded_once_more(width: int) -> None:
-    inputs, starts = inputs_of(width, 6), RUNS[2]
+    inputs, starts = inputs_of(width, 6), SEGMENTS[2]
     gradient = torch.randn(SIZE, width, generator=torch.Generator().manual_seed(1)).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual = run_linear(*inputs, COLUMNS, torch.tensor(starts), relu=True)
+        actual = segment_linear(*inputs, COLUMNS, torch.tensor(starts), relu=True)
     assert actual.dtype == torch.bfloat16
     own, common, weight, bias = (part.detach().bfloat16() for part in inputs)
     samples = (own[:, :4] @ weight[:, COLUMNS[0]].t()).float()
-    runs = torch.addmm(bias, common[:, :3], weight[:, COLUMNS[1]].t()).float()
-    expected = (samples + torch.repeat_interleave(runs, torch.tensor(starts).diff(), dim=0)).relu().bfloat16()
+    segments = torch.addmm(bias, common[:, :3], weight[:, COLUMNS[1]].t()).float()
+    expected = (samples + torch.repeat_interleave(segments, torch.tensor(starts).diff(), dim=0)).relu().bfloat16()
     assert torch.equal(actual, expected)
     mine = torch.autograd.grad(actual, inputs, gradient)
     # Use the layer's own sign, because rounding may move a sum near zero to either side.
@@ -94,7 +94,7 @@ def test_nan_is_not_rectified_to_zero(kind: torch.dtype) -> None:
     own = torch.tensor([[1.0, float("nan")], [-1.0, 2.0]])
     weight, bias, columns = torch.eye(2), torch.zeros(2), (torch.tensor([0, 1]), torch.tensor([], dtype=torch.int64))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == torch.bfloat16):
-        result = run_linear(own, torch.zeros(1, 0), weight, bias, columns, torch.tensor([0, 2]), relu=True)
+        result = segment_linear(own, torch.zeros(1, 0), weight, bias, columns, torch.tensor([0, 2]), relu=True)
     # nan * 0 is nan, so the first sample has no finite output.
     assert result.isnan().tolist() == [[True, True], [False, False]]
     assert result[1].tolist() == [0.0, 2.0]

@@ -1,8 +1,8 @@
-"""Copy vectors of a deduplicated batch from runs or distinct values to samples, and sum their gradients back.
+"""Copy vectors of a deduplicated batch from segments or distinct values to samples, and sum their gradients back.
 
-Shapes: B samples, R runs of samples, U distinct values, W columns of a pooled buffer, E values under windows, D width.
-Every sum is over samples (or windows) in ascending order, and one thread computes each output element, so the bits do
-not depend on the number of threads. On a device, `row_index` does this.
+Shapes: B samples, R segments of samples, U distinct values, W columns of a pooled buffer, E values under windows, D
+width. Every sum is over samples (or windows) in ascending order, and one thread computes each output element, so the
+bits do not depend on the number of threads. On a device, `row_index` does this.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _LINE = 16
 Spans = Sequence[tuple[int, int]]
 
 
-def find_runs(inverse: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Split the runs that begin at `starts`, wherever neighbouring samples differ in `inverse`.
+def find_segments(inverse: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Split the segments that begin at `starts`, wherever neighbouring samples differ in `inverse`.
 
     `inverse` is ``[B]`` and `starts` goes from 0 to B; returns the finer starts, ``[R + 1]``. Samples of a session are
-    neighbours in a batch, so runs are nearly as few as distinct values. Unlike distinct values, runs need no index when
-    rows are copied to their samples or summed over them.
+    neighbours in a batch, so segments are nearly as few as distinct values. Unlike distinct values, segments need no
+    index when rows are copied to their samples or summed over them.
     """
     finer = np.empty(len(inverse) + 1, dtype=np.int64)
-    return finer[: _find_runs(inverse, starts, finer)]
+    return finer[: _find_segments(inverse, starts, finer)]
 
 
-class RunColumns:
-    """Columns of a pooled buffer that have one row per run of samples instead of one per sample.
+class SegmentColumns:
+    """Columns of a pooled buffer that have one row per segment of samples instead of one per sample.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class RunColumns:
     spans : sequence
         Pairs of first column and width; they do not overlap.
     starts : Tensor
-        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``, at least one.
+        ``[R + 1]`` int64: segment r is samples ``starts[r]:starts[r + 1]``, at least one.
     """
 
     def __init__(self, columns: int, spans: Sequence[tuple[int, int]], starts: Tensor) -> None:
@@ -58,13 +58,13 @@ class RunColumns:
         self._spans = _merged(sorted(spans))
 
     def expand(self, pooled: Tensor) -> Tensor:
-        """Copy the spans of each run to all its samples, in place; return `pooled`, ``[B, W]``."""
+        """Copy the spans of each segment to all its samples, in place; return `pooled`, ``[B, W]``."""
         first, width = _pieces(self._spans)
         _expand(team_of(team_threads()), pooled.view(-1).numpy(), self.columns, self.starts, first, width)
         return pooled
 
     def fold(self, gradient: Tensor) -> Tensor:
-        """Sum the spans of `gradient` ``[B, W]`` over the samples of each run; copy the other columns.
+        """Sum the spans of `gradient` ``[B, W]`` over the samples of each segment; copy the other columns.
 
         Returns ``[B, W]``; the spans of its rows from R on are undefined.
         """
@@ -156,14 +156,14 @@ def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int
 
 
 @njit(nogil=True, cache=True)
-def _find_runs(inverse, starts, finer):
+def _find_segments(inverse, starts, finer):
     """Write `starts`, and all positions where neighbours differ, to `finer`; return their number."""
     count = U(0)
-    for run in range(U(len(starts) - 1)):
-        for b in range(U(starts[run]), U(starts[run + U(1)])):
-            # Only neighbours are compared. Sessions are contiguous, so on Globo there are as many runs as distinct
+    for segment in range(U(len(starts) - 1)):
+        for b in range(U(starts[segment]), U(starts[segment + U(1)])):
+            # Only neighbours are compared. Sessions are contiguous, so on Globo there are as many segments as distinct
             # histories, and this takes 0.05 ms.
-            if b == U(starts[run]) or inverse[b] != inverse[b - U(1)]:
+            if b == U(starts[segment]) or inverse[b] != inverse[b - U(1)]:
                 finer[count] = b
                 count += U(1)
     finer[count] = starts[-1]
@@ -172,21 +172,21 @@ def _find_runs(inverse, starts, finer):
 
 @njit(**BODY)
 def expand_spans(member, counter, pooled, stride, starts, first, width):
-    """Set pooled[b] = pooled[r] in columns ``first[g]:first[g] + width[g]`` for the samples b of run r, in place.
+    """Set pooled[b] = pooled[r] in columns ``first[g]:first[g] + width[g]`` for the samples b of segment r, in place.
 
-    The number of a run never exceeds the number of its first sample. So, from the last run to the first, no source is
-    overwritten before it is read.
+    The number of a segment never exceeds the number of its first sample. So, from the last segment to the first, no
+    source is overwritten before it is read.
     """
-    S, runs = U(stride), len(starts) - 1
+    S, segments = U(stride), len(starts) - 1
     while True:
         g = take(counter)
         if g >= len(first):
             break
         begin, end = U(first[g]), U(first[g] + width[g])
-        for back in range(runs):
-            run = runs - 1 - back
-            source = U(run) * S
-            for b in range(starts[run + 1] - 1, starts[run] - 1, -1):
+        for back in range(segments):
+            segment = segments - 1 - back
+            source = U(segment) * S
+            for b in range(starts[segment + 1] - 1, starts[segment] - 1, -1):
                 target = U(b) * S
                 for d in range(begin, end):
                     pooled[target + d] = pooled[source + d]
@@ -198,38 +198,39 @@ def _expand(team, pooled, stride, starts, first, width):
 
 
 @njit(**BODY)
-def fold_runs(member, counter, gradient, stride, starts, first, width, out, tile):
-    """In the spans, set out[r] to the sum of gradient[b] over the run's samples; elsewhere, set out[b] to gradient[b].
+def fold_segments(member, counter, gradient, stride, starts, first, width, out, tile):
+    """In the spans, set out[r] to the sum of gradient[b] over the segment's samples; elsewhere, set out[b] to
+    gradient[b].
 
-    The spans of rows beyond the number of runs are not written.
+    The spans of rows beyond the number of segments are not written.
     """
-    S, runs = U(stride), len(starts) - 1
+    S, segments = U(stride), len(starts) - 1
     while True:
         low = take(counter) * tile
-        if low >= runs:
+        if low >= segments:
             break
-        for run in range(low, min(low + tile, runs)):
+        for segment in range(low, min(low + tile, segments)):
             done = U(0)
             for g in range(len(first)):
                 begin, end = U(first[g]), U(first[g] + width[g])
-                for b in range(U(starts[run]), U(starts[run + 1])):
+                for b in range(U(starts[segment]), U(starts[segment + 1])):
                     for d in range(done, begin):
                         out[b * S + d] = gradient[b * S + d]
-                target = U(run) * S
+                target = U(segment) * S
                 for d in range(begin, end):
-                    out[target + d] = gradient[U(starts[run]) * S + d]
-                for b in range(U(starts[run] + 1), U(starts[run + 1])):
+                    out[target + d] = gradient[U(starts[segment]) * S + d]
+                for b in range(U(starts[segment] + 1), U(starts[segment + 1])):
                     for d in range(begin, end):
                         out[target + d] += gradient[b * S + d]
                 done = end
-            for b in range(U(starts[run]), U(starts[run + 1])):
+            for b in range(U(starts[segment]), U(starts[segment + 1])):
                 for d in range(done, S):
                     out[b * S + d] = gradient[b * S + d]
 
 
 @njit(nogil=True, cache=True)
 def _fold(team, gradient, stride, starts, first, width, out, tile):
-    run_team(team, fold_runs, (stack_array(1, np.int64), gradient, stride, starts, first, width, out, tile))
+    run_team(team, fold_segments, (stack_array(1, np.int64), gradient, stride, starts, first, width, out, tile))
 
 
 @njit(**BODY)
@@ -304,22 +305,22 @@ def _scatter_windows(team, gradient, width, start, length, longest, tile, out, v
     run_team(team, scatter_tiles, args)
 
 
-def reference_expand(pooled: Tensor, spans: Spans, run: Tensor) -> Tensor:
-    """Set the spans of sample b to the spans of row ``run[b]``, in place; return `pooled`."""
+def reference_expand(pooled: Tensor, spans: Spans, segment: Tensor) -> Tensor:
+    """Set the spans of sample b to the spans of row ``segment[b]``, in place; return `pooled`."""
     for first, width in spans:
         part = pooled[:, first : first + width]
-        part.copy_(part.index_select(0, run))
+        part.copy_(part.index_select(0, segment))
     return pooled
 
 
-def reference_fold(gradient: Tensor, spans: Spans, run: Tensor, runs: int) -> Tensor:
-    """Return ``[B, W]``: in the spans, the first `runs` rows are sums over each run's samples, other rows are zeros."""
+def reference_fold(gradient: Tensor, spans: Spans, segment: Tensor, segments: int) -> Tensor:
+    """Return ``[B, W]``: in the spans, the first `segments` rows are sums over segments, other rows are zeros."""
     out = gradient.clone()
     for first, width in spans:
         part = out[:, first : first + width]
-        sums = reference_sum_rows(part, run, runs)
+        sums = reference_sum_rows(part, segment, segments)
         part.zero_()
-        part[:runs].copy_(sums)
+        part[:segments].copy_(sums)
     return out
 
 
