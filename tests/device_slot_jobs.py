@@ -157,7 +157,7 @@ def watched() -> None:
     print(json.dumps(sorted(set(faults))))
 
 
-_ROWS = "    u = tl.program_id(0) * {0} + tl.arange(0, K)\n    count, go = tl.load(runs), tl.load(ok)\n"
+_ROWS = "    u = tl.program_id(0) * {0} + tl.arange(0, K)\n    count, go = tl.load(segments), tl.load(ok)\n"
 _ROWS += "    valid = (u < count) & (go != 0)\n    if (tl.program_id(0) * {0} < count)"
 _SUM = "more = i + v < {0}\n                gradient = gradient + gradient_at"
 _START = "gradient = tl.where(mask, gradient, {0})\n        if squares"
@@ -165,7 +165,7 @@ _COLUMN = "(key.to(tl.uint32) + {0}.to(tl.uint32) * STEP)"
 FAULTS: dict[str, tuple[str, str, str]] = {
     "programs overlap": ("update.gpu", _ROWS.format("K"), _ROWS.format("(K - 1)")),
     "sums do not start from 0": ("update.gpu", _START.format("0.0"), _START.format("0.0) + (1e-6")),
-    "a run ends early": ("update.gpu", _SUM.format("length"), _SUM.format("length - 1")),
+    "a segment ends early": ("update.gpu", _SUM.format("length"), _SUM.format("length - 1")),
     "the last bag is left out": ("pooling.gpu", "valid = bag < bags", "valid = bag < bags - 1"),
     "another order of additions": ("simd.gpu", "return halve(lanes, K, LANES)", "return tl.sum(x, 1)"),
     "noise of another column": ("codec.gpu", _COLUMN.format("column"), _COLUMN.format("(column + 1)")),

@@ -77,7 +77,7 @@ def test_concurrent_programs_do_not_share_addresses() -> None:
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
-                "a run ends early", "sums do not start from 0", "the last bag is left out",
+                "a segment ends early", "sums do not start from 0", "the last bag is left out",
                 "another order of additions", "noise of another column", "codes are clamped early", "state stays",
                 "clocks stand still",
             )

@@ -29,10 +29,10 @@ FLOATS, INTS, LONGS, BYTES = "*fp32", "*i32", "*i64", "*u8"
 SLOTS = (FLOATS, FLOATS, FLOATS, INTS)
 TYPES: dict[str, Any] = {
     "slots": SLOTS, "weights": FLOATS, "rows": INTS, "offsets": INTS, "share": FLOATS, "column": LONGS, "mean": LONGS,
-    "out": FLOATS, "bag_of": INTS, "pooled": FLOATS, "begins": INTS, "run": INTS, "order": LONGS, "first": INTS,
-    "runs": INTS, "at": LONGS, "scale": FLOATS, "sequences": FLOATS, "parts": FLOATS, "numbers": FLOATS,
+    "out": FLOATS, "bag_of": INTS, "pooled": FLOATS, "begins": INTS, "segment": INTS, "order": LONGS, "first": INTS,
+    "segments": INTS, "at": LONGS, "scale": FLOATS, "sequences": FLOATS, "parts": FLOATS, "numbers": FLOATS,
     "rule": ("fp32",) * 8, "squares": FLOATS, "places": LONGS, "sizes": INTS,
-    "run_row": INTS, "run_at": LONGS, "run_scale": FLOATS, "ok": INTS, "keys": LONGS, "bounds": FLOATS,
+    "segment_row": INTS, "segment_at": LONGS, "segment_scale": FLOATS, "ok": INTS, "keys": LONGS, "bounds": FLOATS,
     "records": BYTES, "fits": BYTES, "record_of": LONGS,
 }  # fmt: skip
 """Argument -> type; all others are int32."""
@@ -66,17 +66,13 @@ def kernels(processor: int) -> Iterator[tuple[str, Any]]:
     yield "pool, one row a bag", built(pooling.pool, 1, *single, **width, K=4, U=4, SINGLE=True, BY=4)
     yield "pool, several rows a bag", built(pooling.pool, 1, "share", **width, K=4, U=4, SINGLE=False, BY=4)
     yield "weight_gradient", built(pooling.weight_gradient, 4, **width, K=8, LANES=16)
-    yield "mark_runs", built(update.mark_runs, 4, BLOCK=1024)
-    yield "list_runs", built(update.list_runs, 4, D=64, BLOCK=1024)
+    yield "mark_segments", built(update.mark_segments, 4, BLOCK=1024)
+    yield "list_segments", built(update.list_segments, 4, D=64, BLOCK=1024)
     yield "sum_parts", built(update.sum_parts, 4, "scale", "sequences", **width, K=16, L=64, BY=4)
     for kind in ("rowwise_adagrad", "adam"):
         step = {**width, "K": 8, "LANES": 16, "KIND": rules.KINDS[kind]}
-        yield (
-            f"update, {kind}",
-            built(
-                update.update, 4, "scale", "run_scale", "sequences", "squares", **step, U=4, L=64, CLOCKED=False, BY=4
-            ),
-        )
+        absent = ("scale", "segment_scale", "sequences", "squares")
+        yield f"update, {kind}", built(update.update, 4, *absent, **step, U=4, L=64, CLOCKED=False, BY=4)
     narrow = {**step, "D": 16, "DP": 16, "K": 32}
     yield "update with all", built(update.update, 4, "squares", **narrow, U=4, L=64, CLOCKED=True, BY=1)
     yield "square norms", built(update.update, 4, **step, U=4, L=64, CLOCKED=False, BY=4)

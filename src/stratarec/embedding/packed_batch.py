@@ -30,7 +30,7 @@ from stratarec.embedding.slots.memory import PackedBatch, StagedBatch, Tensors, 
 from stratarec.kernels.bags import BagBatch, GroupLayout, list_slots
 from stratarec.kernels.runtime.accelerator import Transfers
 
-# Lookups per program of the kernels that list runs.
+# Lookups per program of the kernels that list segments.
 _BLOCK = 1024
 # Slot of the room behind the lookups of a batch. It is larger than all slots, so it is sorted last.
 _BEHIND = 2**31 - 1
@@ -153,12 +153,12 @@ def _parts(layout: Layout) -> _Parts:
     sent = end
     for form, parts in zip(layout.groups, groups, strict=True):
         count = form.lookups
-        for name in ("sorted_rows", "begins", "number", "run_row"):
+        for name in ("sorted_rows", "begins", "number", "segment_row"):
             parts[name] = part(count)
-        parts |= {"first": part(count + 1), "runs": part(1), "bag_of": part(count * form.jagged)}
-        for name in ("order", "at", "run_at"):
+        parts |= {"first": part(count + 1), "segments": part(1), "bag_of": part(count * form.jagged)}
+        for name in ("order", "at", "segment_at"):
             parts[name] = part(count, torch.int64)
-        for name in ("scale", "run_scale"):
+        for name in ("scale", "segment_scale"):
             parts[name] = part(count * form.scaled, torch.float32)
     return _Parts(tensors, groups, sent, end)
 
@@ -182,18 +182,18 @@ class BatchLists:
     sorted_rows: Tensor
     begins: Tensor
     number: Tensor
-    """``[N]`` int32 of the lookups sorted by slot: the slot, whether a run begins, and the number of its run from 1."""
+    """``[N]`` int32 of the lookups sorted by slot: slot, whether a segment begins, and number of the segment from 1."""
     order: Tensor
     """``[N]`` int64 lookup of each sorted lookup."""
     first: Tensor
-    runs: Tensor
-    run_row: Tensor
-    """First sorted lookup of each run ``[N + 1]``, the number of runs ``[1]``, and the slot of each run ``[N]``."""
+    segments: Tensor
+    segment_row: Tensor
+    """First sorted lookup of each segment ``[N + 1]``, number of segments ``[1]``, and slot of each segment ``[N]``."""
     at: Tensor
-    run_at: Tensor
-    """``[N]`` int64 position of the gradient of each sorted lookup, and of the first lookup of each run."""
+    segment_at: Tensor
+    """``[N]`` int64 position of the gradient of each sorted lookup, and of the first lookup of each segment."""
     scale: Tensor | None
-    run_scale: Tensor | None
+    segment_scale: Tensor | None
     """``[N]`` float32 factors of these gradients."""
     bag_of: Tensor | None
     """``[N]`` int32 bag of each pooled lookup; None if lookup i is in bag i."""
@@ -292,13 +292,13 @@ class DeviceBatch(StagedBatch):
         lists, count, features = self.lists, self.lists.form.lookups, self.features
         torch.sort(lists.rows, stable=True, out=(lists.sorted_rows, lists.order))
         blocks = -(-count // _BLOCK)
-        launch(gpu.mark_runs, blocks, lists.sorted_rows, lists.begins, count, BLOCK=_BLOCK)
+        launch(gpu.mark_segments, blocks, lists.sorted_rows, lists.begins, count, BLOCK=_BLOCK)
         torch.cumsum(lists.begins, 0, dtype=torch.int32, out=lists.number)
         self._list_bags()
         launch(
-            gpu.list_runs, blocks, lists.begins, lists.number, lists.order, lists.sorted_rows, lists.bag_of,
-            lists.offsets, lists.share, features.column, features.mean, lists.first, lists.runs, lists.run_row,
-            lists.run_at, lists.run_scale, lists.at, lists.scale, lists.sizes, max(self.bags.batch, 1), stride,
+            gpu.list_segments, blocks, lists.begins, lists.number, lists.order, lists.sorted_rows, lists.bag_of,
+            lists.offsets, lists.share, features.column, features.mean, lists.first, lists.segments, lists.segment_row,
+            lists.segment_at, lists.segment_scale, lists.at, lists.scale, lists.sizes, max(self.bags.batch, 1), stride,
             D=self.layout.width, BLOCK=_BLOCK,
         )  # fmt: skip
 

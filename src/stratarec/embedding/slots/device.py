@@ -43,7 +43,7 @@ from stratarec.kernels.random.reference import mix
 from stratarec.kernels.simd.vector import LANES
 from stratarec.kernels.update import Gradients, Missed, RowUpdate, gpu, row_numbers, rules
 
-# _UNROLLED: lookups that a program reads at once. _SUMMED: lookups of a long run whose gradients are read at once.
+# _UNROLLED: lookups that a program reads at once. _SUMMED: lookups of a long segment whose gradients are read at once.
 _UNROLLED, _SUMMED = 4, 16
 _FILLED = 1 << 22
 _MASK = (1 << 64) - 1
@@ -68,12 +68,12 @@ class Tile(NamedTuple):
         launch(kernel, -(-count // self.rows), *arguments, **sizes, **constants)
 
 
-def _longest_run(lookups: int) -> int:
-    """Return the longest run of lookups of one row whose gradients one program adds, in the CPU's order.
+def _longest_segment(lookups: int) -> int:
+    """Return the longest segment of lookups of one row whose gradients one program adds, in the CPU's order.
 
-    The longest run of a batch determines the time of the last program: on an H200, 64 instead of 256 took an update of
-    106,496 lookups of a power law from 0.083 to 0.050 ms. With millions of lookups, more blocks of long runs cost more
-    than that: 8.5 million lookups took 1.37 instead of 1.19 ms.
+    The longest segment of a batch determines the time of the last program: on an H200, 64 instead of 256 took an update
+    of 106,496 lookups of a power law from 0.083 to 0.050 ms. With millions of lookups, more blocks of long segments
+    cost more than that: 8.5 million lookups took 1.37 instead of 1.19 ms.
     """
     return 64 if lookups < 1 << 22 else 256
 
@@ -213,7 +213,7 @@ class DeviceSlots(SlotMemory):
         parts_of = [torch.nn.functional.pad(part, (0, 0, 0, room - len(part))) for part, room in rooms]
         sequences = torch.cat(parts_of).view(-1) if parts_of else None
         multiple = math.gcd(staged.features.multiple, pooled.shape[1])
-        longest = _longest_run(room)
+        longest = _longest_segment(room)
         blocks = -(-room // longest)
         parts = torch.empty(2 * blocks * self.width, device=self._device)
         if room > longest:
@@ -222,9 +222,9 @@ class DeviceSlots(SlotMemory):
                 lists.sizes, D=self.width, DP=self._tile.columns, K=_SUMMED, L=longest, BY=multiple,
             )  # fmt: skip
         self._tile.launch(
-            gpu.update, room, self._parts, lists.order, lists.first, lists.runs, lists.run_row, lists.run_at,
-            lists.run_scale, lists.at, lists.scale, pooled, sequences, parts, blocks, numbers, constants, ok, squares,
-            D=self.width, U=_UNROLLED, L=longest, LANES=self._lanes, KIND=self._kind,
+            gpu.update, room, self._parts, lists.order, lists.first, lists.segments, lists.segment_row,
+            lists.segment_at, lists.segment_scale, lists.at, lists.scale, pooled, sequences, parts, blocks, numbers,
+            constants, ok, squares, D=self.width, U=_UNROLLED, L=longest, LANES=self._lanes, KIND=self._kind,
             CLOCKED=bool(self._kept["clock"]), BY=multiple,
         )  # fmt: skip
 
@@ -248,7 +248,7 @@ class DeviceSlots(SlotMemory):
         assert isinstance(staged, DeviceBatch)
         # Gradients do not matter here, so neither does their stride.
         staged.list_rows(max(staged.lists.listed_for, 0))
-        self._apply_missed_steps(staged.lists.run_row, staged.lists.runs, missed)
+        self._apply_missed_steps(staged.lists.segment_row, staged.lists.segments, missed)
 
     def apply_missed_steps_to_range(self, first: int, last: int, missed: Missed) -> None:
         if last > first:

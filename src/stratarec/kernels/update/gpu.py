@@ -1,9 +1,10 @@
-"""Triton kernels of the row optimizers. Results have the bits of the CPU kernels, except for long runs.
+"""Triton kernels of the row optimizers. Results have the bits of the CPU kernels, except for long segments.
 
-A *run* consists of the lookups of one row, which are adjacent after a stable sort by row. Gradients of a run are summed
-in ascending order of lookup. In a long run (more than L lookups), blocks of L sorted lookups are summed first. This
-gives the same bits every time, but other bits than on the CPU. No kernel reads what it stored in the same launch, and
-only one program writes to an address, so atomics are not needed. Sums start from -0.0, which changes no number.
+A *segment* consists of the lookups of one row, which are adjacent after a stable sort by row. Gradients of a segment
+are summed in ascending order of lookup. In a long segment (more than L lookups), blocks of L sorted lookups are summed
+first. This gives the same bits every time, but other bits than on the CPU. No kernel reads what it stored in the same
+launch, and only one program writes to an address, so atomics are not needed. Sums start from -0.0, which changes no
+number.
 
 Constants: D columns of a row, DP the next power of two, K rows of a program, U lookups unrolled, BY a common divisor of
 the positions of all gradients.
@@ -23,8 +24,8 @@ ADAM = tl.constexpr(rules.ADAM)
 
 
 @triton.jit(do_not_specialize=["lookups"])
-def mark_runs(rows, begins, lookups, BLOCK: tl.constexpr):
-    """Set begins[i] to 1 where a run begins among the sorted rows, otherwise to 0."""
+def mark_segments(rows, begins, lookups, BLOCK: tl.constexpr):
+    """Set begins[i] to 1 where a segment begins among the sorted rows, otherwise to 0."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = i < lookups
     before = tl.load(rows + i - 1, valid & (i > 0), -1)
@@ -32,27 +33,27 @@ def mark_runs(rows, begins, lookups, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def list_runs(
-    begins, run, order, rows, bag_of, offsets, share, column, mean, first, runs, run_row, run_at, run_scale, at, scale,
-    sizes, batch, stride, D: tl.constexpr, BLOCK: tl.constexpr,
+def list_segments(
+    begins, segment, order, rows, bag_of, offsets, share, column, mean, first, segments, segment_row, segment_at,
+    segment_scale, at, scale, sizes, batch, stride, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """List the source and scale of each sorted lookup's gradient, and of each run its first lookup, row and source.
+    """List the source and scale of each sorted lookup's gradient, and of each segment its first lookup, row and source.
 
-    run[i] is the number of the run of sorted lookup i, counted from 1. A source is a position in the pooled gradients,
-    or the bitwise complement of a position in the gradients of sequences. `sizes` are the numbers of all lookups and of
-    pooled lookups. Lists may be longer: rows behind the lookups are larger than all rows, so they are sorted last, and
-    they belong to no run.
+    segment[i] is the number of the segment of sorted lookup i, counted from 1. A source is a position in the pooled
+    gradients, or the bitwise complement of a position in the gradients of sequences. `sizes` are the numbers of all
+    lookups and of pooled lookups. Lists may be longer: rows behind the lookups are larger than all rows, so they are
+    sorted last, and they belong to no segment.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     lookups, pooled_lookups = tl.load(sizes), tl.load(sizes + 1)
     valid = i < lookups
-    tl.store(runs + tl.zeros_like(i), 0, (i == 0) & (lookups == 0))
-    number = tl.load(run + i, valid, 0)
+    tl.store(segments + tl.zeros_like(i), 0, (i == 0) & (lookups == 0))
+    number = tl.load(segment + i, valid, 0)
     begin = valid & (tl.load(begins + i, valid, 0) != 0)
     tl.store(first + number - 1, i, begin)
     tl.store(first + number, i + 1, i == lookups - 1)
-    tl.store(runs + tl.zeros_like(i), number, i == lookups - 1)
-    tl.store(run_row + number - 1, tl.load(rows + i, valid, 0), begin)
+    tl.store(segments + tl.zeros_like(i), number, i == lookups - 1)
+    tl.store(segment_row + number - 1, tl.load(rows + i, valid, 0), begin)
     lookup = tl.load(order + i, valid, 0).to(tl.int32)
     pooled = valid & (lookup < pooled_lookups)
     bag = tl.load(bag_of + lookup, pooled, 0) if bag_of is not None else lookup
@@ -60,7 +61,7 @@ def list_runs(
     source = (bag % batch).to(tl.int64) * stride + tl.load(column + feature, pooled, 0)
     source = tl.where(pooled, source, ~((lookup - pooled_lookups).to(tl.int64) * D))
     tl.store(at + i, source, valid)
-    tl.store(run_at + number - 1, source, begin)
+    tl.store(segment_at + number - 1, source, begin)
     if scale is not None:
         count = tl.load(offsets + bag + 1, pooled, 1) - tl.load(offsets + bag, pooled, 0)
         averaged = (tl.load(mean + feature, pooled, 0) != 0) & (count > 1)
@@ -68,7 +69,7 @@ def list_runs(
         if share is not None:
             factor = factor * tl.load(share + lookup, pooled, 1.0)
         tl.store(scale + i, factor, valid)
-        tl.store(run_scale + number - 1, factor, begin)
+        tl.store(segment_scale + number - 1, factor, begin)
 
 
 @triton.jit
@@ -157,13 +158,13 @@ def store_rows(slots, row, d, mask, valid, weight, row_state, one, two, D: tl.co
 
 @triton.jit
 def sum_parts(
-    run, first, at, scale, pooled, sequences, parts, sizes,
+    segment, first, at, scale, pooled, sequences, parts, sizes,
     D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, L: tl.constexpr, BY: tl.constexpr,
 ):  # fmt: skip
-    """Sum the gradients of long runs within block p, which is L sorted lookups.
+    """Sum the gradients of long segments within block p, which is L sorted lookups.
 
-    parts[0, p] is set to the sum for a long run that begins before the block, parts[1, p] for a long run that begins in
-    the block. If there is no such run, the part does not change.
+    parts[0, p] is set to the sum for a long segment that begins before the block, parts[1, p] for a long segment that
+    begins in the block. If there is no such segment, the part does not change.
     """
     p = tl.program_id(0)
     lookups = tl.load(sizes)
@@ -171,7 +172,7 @@ def sum_parts(
     if begin < end:
         d = tl.arange(0, DP)
         inside = d < D
-        head, tail = tl.load(run + begin), tl.load(run + end - 1)
+        head, tail = tl.load(segment + begin), tl.load(segment + end - 1)
         for side in tl.static_range(2):
             number = tail if side else head
             start, stop = tl.load(first + number - 1), tl.load(first + number)
@@ -188,10 +189,9 @@ def sum_parts(
 
 @triton.jit(do_not_specialize=["part_count"])
 def update(
-    slots, order, first, runs, run_row, run_at, run_scale, at, scale, pooled, sequences, parts, part_count, numbers,
-    rule, ok, squares,
-    D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, U: tl.constexpr, L: tl.constexpr, LANES: tl.constexpr,
-    KIND: tl.constexpr, CLOCKED: tl.constexpr, BY: tl.constexpr,
+    slots, order, first, segments, segment_row, segment_at, segment_scale, at, scale, pooled, sequences, parts,
+    part_count, numbers, rule, ok, squares, D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, U: tl.constexpr, L:
+    tl.constexpr, LANES: tl.constexpr, KIND: tl.constexpr, CLOCKED: tl.constexpr, BY: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradients of K rows, and apply a step to each row, unless `ok` is 0.
 
@@ -200,22 +200,22 @@ def update(
     gradient is stored in `squares`, at the first lookup of the row.
     """
     u = tl.program_id(0) * K + tl.arange(0, K)
-    count, go = tl.load(runs), tl.load(ok)
+    count, go = tl.load(segments), tl.load(ok)
     valid = (u < count) & (go != 0)
     if (tl.program_id(0) * K < count) & (go != 0):
         start, stop = tl.load(first + u, valid, 0), tl.load(first + u + 1, valid, 0)
-        row = tl.load(run_row + u, valid, 0).to(tl.int64)
+        row = tl.load(segment_row + u, valid, 0).to(tl.int64)
         d = tl.arange(0, DP)
         inside = d < D
         mask = valid[:, None] & inside[None, :]
-        # Three loads depend on each other: the number of runs and their lists; rows, state and first gradients; other
-        # gradients. So rows are loaded before the first addition waits for a gradient.
+        # Three loads depend on each other: the number of segments and their lists; rows, state and first gradients;
+        # other gradients. So rows are loaded before the first addition waits for a gradient.
         if squares is None:
             weight, row_state, one, two = load_rows(slots, row, d, mask, valid, D, KIND)
         long = stop - start > L
         length = tl.where(long, 0, stop - start)
-        # It starts from -0.0 where a run is long.
-        gradient = gradient_at(pooled, sequences, run_at, run_scale, u, length > 0, d, inside, BY)
+        # It starts from -0.0 where a segment is long.
+        gradient = gradient_at(pooled, sequences, segment_at, segment_scale, u, length > 0, d, inside, BY)
         for i in range(1, tl.max(length, axis=0), U):
             for v in tl.static_range(U):
                 more = i + v < length
@@ -245,12 +245,12 @@ def update(
 
 @triton.jit(do_not_specialize=["steps"])
 def apply_missed_steps(
-    slots, rows, runs, steps, numbers, rule,
+    slots, rows, segments, steps, numbers, rule,
     D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, LANES: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    """Apply the steps that the first `runs` of the distinct `rows` missed, one by one."""
+    """Apply the steps that the first `segments` of the distinct `rows` missed, one by one."""
     u = tl.program_id(0) * K + tl.arange(0, K)
-    count = tl.load(runs)
+    count = tl.load(segments)
     valid = u < count
     if tl.program_id(0) * K < count:
         row = tl.load(rows + u, valid, 0).to(tl.int64)
