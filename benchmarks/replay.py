@@ -51,7 +51,7 @@ class Piece:
 
     seconds: float
     ahead: bool
-    """Whether the thread that prepares batches does this work."""
+    """Whether the thread that stages batches does this work."""
     channel: int = -1
     """Number of the collective's channel; -1 at the end of a part."""
     members: tuple[int, ...] = ()
@@ -154,20 +154,20 @@ def mesh_of(turns: Turns, rank: int, hosts: int, local: int, *, by_towers: bool)
 def train(stages: RankStages, steps: int, between: Callable[[bool], None], depth: int = 0) -> tuple[list[float], float]:
     """Train some steps on batches in memory. Return the loss of each step, and the mean seconds of a step.
 
-    `between` is called between the parts of a step. Its argument is whether the next part prepares a batch.
+    `between` is called between the parts of a step. Its argument is whether the next part stages a batch.
     """
     files = stages.mesh.files
     batches = list(islice(stages.loader.batches(0), WARM + steps))
     items = ((batch, stages.request(batch)) for batch in batches)
     losses, began, ended = [], 0.0, 0.0
-    with stages.prepare_ahead(items, depth=depth) as ahead:
+    with stages.stage_ahead(items, depth=depth) as ahead:
         between(True)
-        for number, (item, prepared) in enumerate(ahead):
+        for number, (item, handle) in enumerate(ahead):
             between(False)
             if number == WARM:
                 files.agree(None)
                 began = time.perf_counter()
-            losses.append(stages.train(number, *item, prepared).loss)
+            losses.append(stages.train(number, *item, handle).loss)
             between(True)
         files.agree(None)
         ended = time.perf_counter()
@@ -204,7 +204,7 @@ def typical(pieces: Sequence[Piece], steps: int) -> Step:
     each: list[Step] = [[]]
     before = False
     for piece in pieces:
-        # The first part of a step prepares its batch.
+        # The first part of a step stages its batch.
         if piece.ahead and not before:
             each.append([])
         before = piece.ahead
@@ -287,7 +287,7 @@ class _Player:
         self._calls: dict[Any, int] = defaultdict(int)
         self._blocked: list[Callable[[], None]] = []
         self.ended: dict[tuple[int, bool], list[float]] = defaultdict(list)
-        """Times at which each thread ended its steps, by rank and whether the thread prepares batches."""
+        """Times at which each thread ended its steps, by rank and whether the thread stages batches."""
         self.begun: dict[tuple[int, bool], int] = defaultdict(lambda: -1)
         """Number of the current step of each thread."""
 
@@ -373,11 +373,11 @@ def play(schedule: Sequence[Step], cluster: Cluster, steps: int = 9) -> float:
             part = [piece for piece in pieces if piece.ahead == ahead]
             player.start(rank, part, partial(_is_ready, player, rank, ahead), steps, ahead=ahead)
     player.fluid.run()
-    # The first steps fill the pipeline, and in the last one no batch is prepared.
+    # The first steps fill the pipeline, and in the last one no batch is staged.
     ends = [max(player.ended[rank, False][step] for rank in range(len(schedule))) for step in (2, steps - 2)]
     return (ends[1] - ends[0]) / (steps - 4)
 
 
 def _is_ready(player: _Player, rank: int, ahead: bool, step: int) -> bool:
-    """Return whether a batch may be prepared (training of the one before has begun), or trained (it is prepared)."""
+    """Return whether a batch may be staged (training of the one before has begun), or trained (it is staged)."""
     return player.begun[rank, False] >= step - 1 if ahead else len(player.ended[rank, True]) > step

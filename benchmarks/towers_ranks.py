@@ -152,13 +152,13 @@ class Bench:
     def stretch(self, steps: int) -> dict[str, float]:
         """Return means of a step (seconds, processor seconds, parts, bytes on the wire) and the last loss."""
         items, means = islice(self._items(), _WARM + steps + _AHEAD), {}
-        with self.stages.prepare_ahead(items, depth=_AHEAD) as ahead:
-            for number, (item, prepared) in enumerate(ahead):
+        with self.stages.stage_ahead(items, depth=_AHEAD) as ahead:
+            for number, (item, handle) in enumerate(ahead):
                 if number in (_WARM, _WARM + steps):
                     self.mesh.files.agree(None)
                     now = self._now()
                     means = now if number == _WARM else {name: (now[name] - means[name]) / steps for name in now}
-                loss = self.stages.train(self.step, *item, prepared).loss
+                loss = self.stages.train(self.step, *item, handle).loss
                 self.step += 1
         return {**means, "loss": loss}
 

@@ -68,7 +68,7 @@ class Side:
                 model.embeddings.engine, self.batches, lambda item, _: item[1].features, depth=lookahead
             )  # fmt: skip
             ahead = self.staging.enter_context(source)
-            self.batches = ((*item, prepared) for item, prepared in ahead)
+            self.batches = ((*item, handle) for item, handle in ahead)
 
     def close(self) -> None:
         """Stop the threads that read and stage batches ahead."""

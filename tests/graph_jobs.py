@@ -404,7 +404,7 @@ def captured(name: str, faults: tuple[str, ...]) -> None:
             for number in range(1, 30):
                 batch = batch_of(case, number)
                 request = stages.model.request(batch)
-                handle = step._engine.prepare_now(request.features, step.tensors(number, batch, request))
+                handle = step._engine.stage_now(request.features, step.tensors(number, batch, request))
                 step._engine.begin(handle)
                 inputs = graph_step.StepInputs.of(step._buffer(number, batch, request, handle), request, ())
                 kept = graph_step.copied(inputs) if kept is None else kept

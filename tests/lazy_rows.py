@@ -86,10 +86,10 @@ CHANGED_AT, STEPS = 2, 6
 
 
 def trained(case: dict[str, Any], place: str) -> tuple[list[bytes], list[Any]]:
-    """Train batches that are prepared ahead. Return all results; and the number of copies of batches, the number of
+    """Train batches that are staged ahead. Return all results; and the number of copies of batches, the number of
     other copies to the device before and after the factor on the learning rate changes, and waits of the host.
 
-    The factor changes while batches with the earlier one are prepared.
+    The factor changes while batches with the earlier one are staged.
     """
     stages, copies, others, results = graph_jobs.stages_of(case, "plain", place), Counter[str](), 0, []
 
@@ -104,13 +104,13 @@ def trained(case: dict[str, Any], place: str) -> tuple[list[bytes], list[Any]]:
     with (
         mock.patch.object(rings.Place, "send", counted("batches", rings.Place.send)),
         mock.patch.object(DeviceTransfers, "up", counted("others", DeviceTransfers.up)),
-        stages.prepare_ahead(items, depth=2) as ahead,
+        stages.stage_ahead(items, depth=2) as ahead,
     ):
         lazy_device.WAITS.clear()
-        for step, (item, prepared) in enumerate(ahead):
+        for step, (item, handle) in enumerate(ahead):
             if step == CHANGED_AT:
                 stages.rate_factor, others = 0.5, copies["others"]
-            results.append(stages.train(step, *item, prepared))
+            results.append(stages.train(step, *item, handle))
             if step == CHANGED_AT:
                 waits = list(lazy_device.WAITS)
     losses = torch.tensor([result.loss for result in results])

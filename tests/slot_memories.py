@@ -216,17 +216,17 @@ def results(
         with Prefetcher(
             module.engine, source, lambda item, stop: item[1], depth=depth, pause_after=lambda place: place in pauses
         ) as batches:
-            for (step, features), prepared in batches:
-                rows = LookedUp(module.engine, prepared) if clipped else prepared
+            for (step, features), handle in batches:
+                rows = LookedUp(module.engine, handle) if clipped else handle
                 result = module(rows)
                 parts = (result.pooled, result.sequences["history"].values)
                 (sum(part.square().sum() for part in parts)).backward()
                 if isinstance(rows, LookedUp):
                     gradients, weights = rows.gradients, features.weights
-                    yield str(module.engine.gradient_norm(prepared, gradients)).encode()
+                    yield str(module.engine.gradient_norm(handle, gradients)).encode()
                     if weights is not None:
                         weights.grad = torch.zeros_like(weights)
-                    module.engine.update_rows(prepared, gradients, 0.5, None if weights is None else weights.grad)
+                    module.engine.update_rows(handle, gradients, 0.5, None if weights is None else weights.grad)
                 kept += [part.detach().clone() for part in parts]
                 if features.weights is not None:
                     kept.append(features.weights.grad)

@@ -197,8 +197,8 @@ def train_ahead(mesh: Mesh, setup: Setup, path: Path, depth: int, bad_step: int 
 
     pooled, rows = [], []
     with Prefetcher(collection.engine, batches(), lambda item, _: item, depth=depth) as source:
-        for features, prepared in source:
-            outputs = collection(prepared)
+        for features, handle in source:
+            outputs = collection(handle)
             pooled.append(outputs.pooled.detach().clone())
             rows.append(outputs.sequences["history"].values.detach().clone())
             loss(outputs, features).backward()

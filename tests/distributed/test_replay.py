@@ -107,7 +107,7 @@ def test_ranks_of_a_host_share_its_link_but_not_its_memory_bandwidth() -> None:
     assert step == pytest.approx(1 + 4 * 10 / 10 + 0.5 + 3 * 0.25)
 
 
-def test_a_batch_is_prepared_while_the_previous_one_trains_on_the_same_core() -> None:
+def test_a_batch_is_staged_while_the_previous_one_trains_on_the_same_core() -> None:
     free = Cluster(hosts=2)
     both = [[piece(2.0, ahead=True), piece(3.0, 0, 0)]] * 2
     assert play(both, free) == pytest.approx(5)

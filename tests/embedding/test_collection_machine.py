@@ -18,7 +18,7 @@ from torch import Tensor
 
 from store_conformance import FailingStore, make_failing
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.embedding import EmbeddingBagConfig, Embeddings, Prefetcher, Prepared, TieredEmbeddingBagCollection
+from stratarec.embedding import EmbeddingBagConfig, Embeddings, Prefetcher, StagedBatch, TieredEmbeddingBagCollection
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import StorageError, TrainingError
@@ -70,7 +70,7 @@ class CollectionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.handles: list[tuple[Prepared, KeyedJagged]] = []
+        self.handles: list[tuple[StagedBatch, KeyedJagged]] = []
         self.losses: list[tuple[Tensor, Tensor]] = []
         self.saved: list[tuple[Path, Any, dict[str, Tensor]]] = []
         self.previous: Path | None = None
@@ -112,15 +112,15 @@ class CollectionMachine(RuleBasedStateMachine):
 
     @precondition(open)
     @rule(seed=st.integers(0, 10**6))
-    def prepare(self, seed: int) -> None:
+    def stage(self, seed: int) -> None:
         if len(self.handles) < 3:
-            self.try_to_prepare(seed)
+            self.try_to_stage(seed)
 
-    def try_to_prepare(self, seed: int) -> None:
+    def try_to_stage(self, seed: int) -> None:
         features = batch(seed)
         under_way = len(self.handles) + len(self.losses)
         try:
-            self.handles.append((self.module.prepare(features), features))
+            self.handles.append((self.module.stage(features), features))
         except TrainingError as error:
             if not (under_way and "do not fit level 0 together" in str(error)):
                 raise
@@ -139,13 +139,13 @@ class CollectionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open() and self.handles)
     @rule(place=st.integers(0, 2))
     def look_up(self, place: int) -> None:
-        prepared, features = self.handles[min(place, len(self.handles) - 1)]
-        if prepared is not self.handles[0][0]:
-            with pytest.raises(TrainingError, match="which was prepared first"):
-                self.module(prepared)
+        handle, features = self.handles[min(place, len(self.handles) - 1)]
+        if handle is not self.handles[0][0]:
+            with pytest.raises(TrainingError, match="which was staged first"):
+                self.module(handle)
             return
         self.handles.pop(0)
-        actual, expected = self.module(prepared), self.plain(features)
+        actual, expected = self.module(handle), self.plain(features)
         assert torch.equal(actual.pooled, expected.pooled)
         assert torch.equal(actual.sequences["history"].values, expected.sequences["history"].values)
         self.losses.append((loss_of(actual), loss_of(expected)))
@@ -168,10 +168,10 @@ class CollectionMachine(RuleBasedStateMachine):
     def train_ahead(self, seed: int, depth: int, count: int, leave: int) -> None:
         source = iter([batch(seed + place) for place in range(count)])
         with Prefetcher(self.module.engine, source, lambda features, _: features, depth=depth) as ahead:
-            for place, (features, prepared) in enumerate(ahead):
+            for place, (features, handle) in enumerate(ahead):
                 if place == leave:
                     break
-                for output in (self.module(prepared), self.plain(features)):
+                for output in (self.module(handle), self.plain(features)):
                     loss_of(output).backward()
         assert not len(self.module.engine.in_flight)
 
@@ -194,7 +194,7 @@ class CollectionMachine(RuleBasedStateMachine):
         error = KeyboardInterrupt() if interrupt else StorageError("no space")
         self.stores[0].fail(operation, error, share=share)
         try:
-            self.try_to_prepare(seed)
+            self.try_to_stage(seed)
         except (StorageError, KeyboardInterrupt) as found:
             failed = found
         else:
@@ -219,7 +219,7 @@ class CollectionMachine(RuleBasedStateMachine):
     def save(self) -> None:
         path = self.folder / f"saved-{len(self.saved)}"
         if self.handles:
-            with pytest.raises(TrainingError, match="prepared and not looked up"):
+            with pytest.raises(TrainingError, match="staged and not looked up"):
                 self.module.save(path, self.previous)
             return
         manifest = self.module.save(path, self.previous)
@@ -231,8 +231,8 @@ class CollectionMachine(RuleBasedStateMachine):
     @rule(data=st.data(), anew=st.booleans())
     def load(self, data: st.DataObject, anew: bool) -> None:
         path, manifest, state = data.draw(st.sampled_from(self.saved))
-        for prepared, _ in self.handles:
-            prepared.release()
+        for handle, _ in self.handles:
+            handle.release()
         self.handles = []
         if anew or self.module.engine.health.state == "closed":
             self.module.close()
@@ -281,8 +281,8 @@ def test_collections_on_different_threads_are_independent(tmp_path: Path) -> Non
         module = TieredEmbeddingBagCollection(TABLES, tiers=tiers)
         source = iter([batch(seed) for seed in range(60)])
         with Prefetcher(module.engine, source, lambda features, _: features, depth=number) as ahead:
-            for _, prepared in ahead:
-                loss_of(module(prepared)).backward()
+            for _, handle in ahead:
+                loss_of(module(handle)).backward()
         actual[number] = rows_of(module)
         module.close()
 

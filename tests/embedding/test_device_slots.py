@@ -109,14 +109,14 @@ def test_streams_wait_for_each_other(number: int, schedules: tuple[str, ...], st
     [(("adam",), SCHEDULES[-1:]), pytest.param(("adam", "caches over int8"), SCHEDULES, marks=pytest.mark.slow)],
 )
 def test_a_step_sends_one_buffer_and_waits_for_nothing(names: tuple[str, ...], schedules: tuple[str, ...]) -> None:
-    """A whole step, with the network on the lazy device, and batches that are prepared ahead."""
+    """A whole step, with the network on the lazy device, and batches that are staged ahead."""
     for number, (same, batches, others, later, waits) in enumerate(
         run_job(f"step({names!r}, {schedules!r})", "lazy_rows")
     ):
         assert same
         assert batches == 6
         if names[number % len(names)] == "adam":
-            # The features of the tables, once; later the numbers of batches that were prepared with another rate.
+            # The features of the tables, once; later the numbers of batches that were staged with another rate.
             assert others == 1
             assert 1 <= later <= 3
             assert waits == []

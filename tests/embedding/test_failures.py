@@ -113,7 +113,7 @@ def test_an_interrupt_while_rows_move_blocks_the_tables_until_they_are_loaded(tm
         module(batch(1000))
     refused = (
         lambda: module(batch(20)),
-        lambda: module.prepare(batch(20)),
+        lambda: module.stage(batch(20)),
         lambda: module.save(tmp_path / "b"),
         lambda: module.table("a"),
         lambda: module.rows("a", 0, 3),
@@ -305,7 +305,7 @@ def test_nothing_works_after_close(tmp_path: Path, home: HomeKind | None) -> Non
     refused = (
         lambda: module(batch(0)),
         lambda: reading(module, batch(0)),
-        lambda: module.prepare(batch(0)),
+        lambda: module.stage(batch(0)),
         lambda: module.save(tmp_path / "b"),
         lambda: module.load(tmp_path / "saved", manifest),
         lambda: module.table("a"),

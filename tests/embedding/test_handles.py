@@ -1,4 +1,4 @@
-"""Test that a prepared batch is used once and in order while its collection is open, and that any other use is an error
+"""Test that a staged batch is used once and in order while its collection is open, and that any other use is an error
 and never hangs.
 """
 
@@ -41,16 +41,16 @@ def rows_of(module: TieredEmbeddingBagCollection) -> dict[str, Tensor]:
 
 def test_a_handle_is_looked_up_once_and_trained_once() -> None:
     module = collection()
-    prepared = module.prepare(batch(0))
-    loss = module(prepared).pooled.sum()
+    handle = module.stage(batch(0))
+    loss = module(handle).pooled.sum()
     with refuses(TrainingError, "batch 0"):
-        module(prepared)
+        module(handle)
     loss.backward(retain_graph=True)
     before = rows_of(module)
     with refuses(TrainingError, "batch 0"):
         loss.backward()
     with refuses(TrainingError, "batch 0"):
-        module(prepared)
+        module(handle)
     assert all(torch.equal(rows, before[name]) for name, rows in rows_of(module).items())
     assert module.step == 1
 
@@ -59,7 +59,7 @@ def test_loading_invalidates_handles(tmp_path) -> None:
     module = collection()
     module(batch(0)).pooled.sum().backward()
     manifest = module.save(tmp_path / "a")
-    waiting = module.prepare(batch(1))
+    waiting = module.stage(batch(1))
     for refused in (lambda: module.save(tmp_path / "b"), lambda: module.load(tmp_path / "a", manifest)):
         with refuses(TrainingError, "batch 1"):
             refused()

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from store_conformance import make_failing
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.embedding import EmbeddingBagConfig, Prefetcher, Prepared, TieredEmbeddingBagCollection
+from stratarec.embedding import EmbeddingBagConfig, Prefetcher, StagedBatch, TieredEmbeddingBagCollection
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import StorageError, TrainingError
@@ -137,7 +137,7 @@ class TrainedCollection:
     def _check_refused(self) -> None:
         for action in (
             lambda: self.module(batch(0)),
-            lambda: self.module.prepare(batch(0)),
+            lambda: self.module.stage(batch(0)),
             lambda: self.module.save(self.folder / "never"),
             lambda: self.module.table("a"),
         ):
@@ -171,13 +171,13 @@ class TrainedCollection:
             pause_after=lambda place: bool(session.pause) and (place + 1) % session.pause == 0,
         )
         with ahead as batches:
-            for step, (features, prepared) in enumerate(batches):
-                if step == session.at and not self._trigger(session, batches, prepared):
+            for step, (features, handle) in enumerate(batches):
+                if step == session.at and not self._trigger(session, batches, handle):
                     return
-                for output in (self.module(prepared), self.plain(features)):
+                for output in (self.module(handle), self.plain(features)):
                     output.pooled.square().sum().backward()
 
-    def _trigger(self, session: Session, batches: Prefetcher[KeyedJagged], prepared: Prepared) -> bool:
+    def _trigger(self, session: Session, batches: Prefetcher[KeyedJagged], handle: StagedBatch) -> bool:
         """Trigger the session's event. Return whether the session continues."""
         event = session.event
         if event in ("read", "write"):

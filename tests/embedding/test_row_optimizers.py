@@ -174,11 +174,11 @@ def test_a_loop_that_updates_rows_itself_trains_the_bits_of_a_backward_pass(uses
     """Gradients are bfloat16, expanded, or missing."""
     fused, explicit = (with_sequence("mean", kind="adam", learning_rate=0.1) for _ in range(2))
     for step in range(5):
-        rows = LookedUp(explicit.engine, explicit.prepare(SEQUENCES))
+        rows = LookedUp(explicit.engine, explicit.stage(SEQUENCES))
         for output in (fused(SEQUENCES), explicit(rows)):
             loss = (output.pooled.bfloat16() * targets(step, 4).bfloat16()).sum().float()
             (loss + output.sequences["s"].values.sum() if uses_sequence else loss).backward()
-        explicit.engine.update_rows(rows.prepared, rows.gradients)
+        explicit.engine.update_rows(rows.handle, rows.gradients)
     assert fused.step == explicit.step == 5
     for name, part in fused.table("t").items():
         assert torch.equal(part, explicit.table("t")[name]), name
@@ -197,17 +197,17 @@ def test_gradients_have_a_norm_and_are_applied_scaled(mean: bool) -> None:
     assert weight.grad is not None
     engine = module.engine
     assert isinstance(engine, Engine)
-    rows = LookedUp(engine, engine.prepare(SEQUENCES))
+    rows = LookedUp(engine, engine.stage(SEQUENCES))
     output = module(rows)
     ((output.pooled * targets(0, 4)).sum() + (output.sequences["s"].values * targets(1, 3)).sum()).backward()
     assert torch.equal(module.table("t")["weight"], start)
-    norm = engine.gradient_norm(rows.prepared, rows.gradients)
+    norm = engine.gradient_norm(rows.handle, rows.gradients)
     assert norm == pytest.approx(float(weight.grad.norm()), rel=1e-6)
-    engine.update_rows(rows.prepared, rows.gradients, 0.25)
+    engine.update_rows(rows.handle, rows.gradients, 0.25)
     torch.testing.assert_close(module.table("t")["weight"], start - 0.1 * 0.25 * weight.grad)
     assert module.step == 1
     with refuses(TrainingError, "batch 0 trained already"):
-        engine.update_rows(rows.prepared, rows.gradients)
+        engine.update_rows(rows.handle, rows.gradients)
 
 
 @pytest.mark.parametrize("rows", [40, 200_000])
@@ -222,9 +222,9 @@ def test_the_norm_has_the_same_bits_for_any_number_of_threads_and_any_row(rows: 
                 [EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=WIDTH, feature_names=("x",))]
             )
             assert isinstance(module.engine, Engine)
-            looked_up = LookedUp(module.engine, module.prepare(batch_of(ids + shift)))
+            looked_up = LookedUp(module.engine, module.stage(batch_of(ids + shift)))
             module(looked_up).pooled.backward(gradient)
-            norms.append(module.engine.gradient_norm(looked_up.prepared, looked_up.gradients))
+            norms.append(module.engine.gradient_norm(looked_up.handle, looked_up.gradients))
     finally:
         torch.set_num_threads(before)
     assert norms[0] > 0

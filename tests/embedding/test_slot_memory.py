@@ -73,10 +73,10 @@ def test_ids_changed_after_validation_reach_no_kernel() -> None:
         [EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=("x",))]
     )
     ids = torch.tensor([3, 8])
-    prepared = module.prepare(KeyedJagged(keys=("x",), values=ids, offsets=None, batch_size=2))
+    handle = module.stage(KeyedJagged(keys=("x",), values=ids, offsets=None, batch_size=2))
     ids[1] = 9
     with refuses(TrainingError, "number 1"):
-        module(prepared)
+        module(handle)
 
 
 def test_a_device_without_slot_memory_is_refused() -> None:

@@ -14,8 +14,8 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import (
     EmbeddingBagConfig,
     Prefetcher,
-    Prepared,
     RowOptimizerConfig,
+    StagedBatch,
     TieredEmbeddingBagCollection,
 )
 from stratarec.embedding.config import CodecConfig
@@ -82,7 +82,7 @@ class Model(nn.Module):
         torch.manual_seed(1)
         self.network = nn.Sequential(nn.Linear(4 * 8 + 8, 16), nn.ReLU(), nn.Linear(16, 1))
 
-    def forward(self, features: KeyedJagged | Prepared) -> Tensor:
+    def forward(self, features: KeyedJagged | StagedBatch) -> Tensor:
         result = self.tables(features)
         history = result.sequences["history"]
         lengths = history.offsets.diff()
@@ -97,10 +97,10 @@ def train(model: Model, data: list[KeyedJagged], lookahead: int, pause: int = 0)
     with Prefetcher(
         model.tables.engine, iter(data), lambda item, _: item, depth=lookahead, pause_after=pausing
     ) as source:
-        for place, (features, prepared) in enumerate(source):
+        for place, (features, handle) in enumerate(source):
             dense.zero_grad()
             target = (features.values[:SAMPLES] % 2).float()
-            loss = nn.functional.binary_cross_entropy_with_logits(model(prepared), target)
+            loss = nn.functional.binary_cross_entropy_with_logits(model(handle), target)
             loss.backward()
             dense.step()
             losses.append(loss.item())
@@ -233,15 +233,15 @@ def test_rows_of_batches_in_flight_wait_when_they_do_not_fit_together():
     assert_same(all_rows(plain), all_rows(cached))
 
 
-def test_preparing_ahead_waits_for_the_backward_pass_of_rows_to_evict():
+def test_staging_ahead_waits_for_the_backward_pass_of_rows_to_evict():
     model, data = Model(tiers(0.01), "sgd"), batches(3)
     engine = model.tables.engine
-    handles = [engine.prepare_ahead(features, 1, lambda: False) for features in data[:2]]
+    handles = [engine.stage_ahead(features, 1, lambda: False) for features in data[:2]]
     first = model(handles[0]).sum()
-    thread = threading.Thread(target=engine.prepare_ahead, args=(data[2], 1, lambda: False))
+    thread = threading.Thread(target=engine.stage_ahead, args=(data[2], 1, lambda: False))
     thread.start()
     thread.join(0.5)
-    assert thread.is_alive(), "batch 2 was prepared before batch 0 had been trained"
+    assert thread.is_alive(), "batch 2 was staged before batch 0 had been trained"
     first.backward()
     thread.join(30)
     assert not thread.is_alive()

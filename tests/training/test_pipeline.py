@@ -127,15 +127,15 @@ def stages_of(model: CTRModel, schedule: Any, kind: type[Stages] = Stages) -> St
 
 
 @pytest.mark.parametrize("lookahead", [0, 2])
-def test_batches_are_prepared_ahead_in_the_order_of_the_loader_after_their_exchange(lookahead: int) -> None:
+def test_batches_are_staged_ahead_in_the_order_of_the_loader_after_their_exchange(lookahead: int) -> None:
     model = small_model(lookahead)
     seen = []
     stages = stages_of(model, ReversedSchedule(some_batches(20)), DoublingStages)
-    with stages.prepare_ahead(stages.load(0, 5), lambda place: place == 3) as source:
-        for place, ((batch, request), prepared) in enumerate(source):
+    with stages.stage_ahead(stages.load(0, 5), lambda place: place == 3) as source:
+        for place, ((batch, request), handle) in enumerate(source):
             seen.append(int(batch.sparse.values[0]))
-            assert prepared.features.values.tolist() == (batch.sparse.values * 2).tolist()
-            model(batch, request, prepared).sum().backward()
+            assert handle.features.values.tolist() == (batch.sparse.values * 2).tolist()
+            model(batch, request, handle).sum().backward()
             assert place != 3 or source.drained
     assert seen == [10 * number for number in range(14, -1, -1)]
     assert model.embeddings.step == 15
@@ -144,11 +144,11 @@ def test_batches_are_prepared_ahead_in_the_order_of_the_loader_after_their_excha
 class HalvingStages(Stages):
     """Stages whose gradients change between `backward` and `update_network`."""
 
-    def clip(self, prepared: Any, gradients: Any, norm: Any = None) -> float:
+    def clip(self, handle: Any, gradients: Any, norm: Any = None) -> float:
         for weight in self.model.network.parameters():
             assert weight.grad is not None
             weight.grad *= 0.5
-        return super().clip(prepared, gradients, norm)
+        return super().clip(handle, gradients, norm)
 
 
 def test_gradients_are_clipped_between_backward_and_update() -> None:

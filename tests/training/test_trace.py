@@ -37,7 +37,7 @@ def test_traced_steps_train_like_others(tmp_path: Path, capsys: pytest.CaptureFi
     threads = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     by_thread = {name: {span["name"] for span in spans if threads[span["tid"]] == name} for name in threads.values()}
     assert {"step", "forward", "backward", "update", "look up rows", "update rows"} <= by_thread["MainThread"]
-    assert {"prepare ahead", "stage", "assign slots", "fetch rows", "place rows"} <= by_thread["prefetch"]
+    assert {"stage ahead", "stage", "assign slots", "fetch rows", "place rows"} <= by_thread["prefetch"]
     for name in ("forward", "backward", "update"):
         own = [span for span in spans if span["name"] == name]
         assert len(own) == len(steps)

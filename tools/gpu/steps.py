@@ -47,7 +47,7 @@ SCHEMA = Schema(
 )
 LARGEST = max(ROWS, key=ROWS.__getitem__)
 OPTIMIZER = RowOptimizerConfig(learning_rate=0.02)
-# A stretch of steps: the first steps are not timed, nor the last ones, during which no batch is prepared ahead. Short
+# A stretch of steps: the first steps are not timed, nor the last ones, during which no batch is staged ahead. Short
 # stretches would measure how a pause before them ends.
 LEAD, TIMED, ROUNDS, WARM_UP = (1, 1, 1, 2) if SMALL else (30, 100, 2, 10)
 # Share of samples that use only hot rows, if these have 12.4 % of the bytes: metric `hot_inputs_globo_12.4` of the
@@ -175,17 +175,17 @@ class Side:
                 hot + (first + np.arange(size)) % min(slots, ROWS[name] - hot) for name, (hot, slots) in spans.items()
             ]
             values = torch.from_numpy(np.concatenate(ids))
-            self.engine.prepare(KeyedJagged(keys=tuple(NAMES), values=values, offsets=None, batch_size=size)).release()
+            self.engine.stage(KeyedJagged(keys=tuple(NAMES), values=values, offsets=None, batch_size=size)).release()
 
     def train(self, data: Iterable[Batch], depth: int) -> tuple[list[float], list[float]]:
-        """Train batches, prepared `depth` ahead; return their losses and the end time of each step."""
+        """Train batches, staged `depth` ahead; return their losses and the end time of each step."""
         items = [(batch, self.stages.request(batch)) for batch in data]
         losses, ends = [], []
-        with self.stages.prepare_ahead(iter(items), depth=depth) as ahead:
+        with self.stages.stage_ahead(iter(items), depth=depth) as ahead:
             queued = None
-            for (batch, request), prepared in ahead:
+            for (batch, request), handle in ahead:
                 # As in training: the loss of a step is read after the next step is queued.
-                result = self.stages.train(self.step, batch, request, prepared)
+                result = self.stages.train(self.step, batch, request, handle)
                 losses += [] if queued is None else [queued.loss]
                 queued = result
                 ends.append(time.perf_counter())

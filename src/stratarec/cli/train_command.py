@@ -60,7 +60,7 @@ def train(args: argparse.Namespace) -> None:
         progress = progress_of(args)
         if args.resume and recipe.train.mirror:  # before the recipe of the run is read
             mesh.first(
-                lambda: RunMirror(recipe.train.mirror, Path(recipe.run), progress).prepare(resume=True, overwrite=False)
+                lambda: RunMirror(recipe.train.mirror, Path(recipe.run), progress).claim(resume=True, overwrite=False)
             )
         bases = [path for path in (recipe.run if args.resume else "", args.earlier or "") if path]
         base = next((path for path in map(Path, bases) if (path / RECIPE).is_file()), None)

@@ -1,7 +1,7 @@
 """The flat exchange: a rank sends ids to the owners of their rows, receives the rows, and sends back gradients.
 
 `dispatch` sends the ids of a batch and returns a handle. With the handle, `combine` receives the rows and
-`combine_backward` sends their gradients. The thread that prepares ahead runs two collectives per batch (sizes and ids),
+`combine_backward` sends their gradients. The thread that stages ahead runs two collectives per batch (sizes and ids),
 and the training thread runs one for rows and one for gradients.
 
 Shapes: B samples of this rank, G bags of all ranks together, W columns of the pooled output, S streams of an owner.

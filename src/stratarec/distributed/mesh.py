@@ -3,7 +3,7 @@
 `torchrun` sets the rank of this process. Without torchrun, or with one process, the mesh has one rank and exchanges
 nothing.
 
-Each kind of traffic has separate connections (`Channel`). The thread that prepares batches and the training thread use
+Each kind of traffic has separate connections (`Channel`). The thread that stages batches and the training thread use
 them at the same time, and the collectives of one group must have the same order on all ranks.
 """
 
@@ -49,7 +49,7 @@ class Mesh:
     ----------
     rank, ranks : int
     ids : Channel
-        Channel of the thread that prepares batches.
+        Channel of the thread that stages batches.
     rows : Channel
         Channel of the training thread for rows, gradients and common decisions.
     files : Channel

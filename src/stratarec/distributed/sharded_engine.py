@@ -27,7 +27,7 @@ from stratarec.distributed.wire_formats import WireKind
 from stratarec.embedding.checkpoint import RANK_GROUPS
 from stratarec.embedding.collection import EmbeddingCollection
 from stratarec.embedding.engine import Engine
-from stratarec.embedding.lookup_engine import LookupEngine, Prepared
+from stratarec.embedding.lookup_engine import LookupEngine, StagedBatch
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import StrataError
@@ -40,13 +40,13 @@ class ShardedBatch:
     ----------
     dispatched : Dispatched
         Handle of the batch in the exchange.
-    local : Prepared or None
+    local : StagedBatch or None
         Handle of this rank's tables; None if it has no tables.
     """
 
     __slots__ = ("__weakref__", "dispatched", "local")
 
-    def __init__(self, dispatched: Dispatched, local: Prepared | None) -> None:
+    def __init__(self, dispatched: Dispatched, local: StagedBatch | None) -> None:
         self.dispatched = dispatched
         self.local = local
 
@@ -103,18 +103,18 @@ class ShardedEngine(LookupEngine[ShardedBatch]):
         super().__init__(sharding.tables, here.tables, optimizer, tiers, self.local)
         self._exchange = FlatExchange(here, self._circle, (wire, gradient_wire), self.local)
         self.row_order = self._exchange.row_order
-        # Ids are exchanged before a lookup, so preparing ahead is useful even if all rows are in level 0.
+        # Ids are exchanged before a lookup, so staging ahead is useful even if all rows are in level 0.
         self.resident = False
 
-    def prepare(self, features: KeyedJagged) -> ShardedBatch:
-        """Prepare this rank's batch `features`; an error of one rank is raised on all of them."""
-        return self._prepare(features, lambda local, asked: local.prepare(asked))
+    def stage(self, features: KeyedJagged) -> ShardedBatch:
+        """Stage this rank's batch `features`; an error of one rank is raised on all of them."""
+        return self._stage(features, lambda local, asked: local.stage(asked))
 
-    def prepare_now(self, features: KeyedJagged) -> ShardedBatch:
-        return self._prepare(features, lambda local, asked: local.prepare_now(asked))
+    def stage_now(self, features: KeyedJagged) -> ShardedBatch:
+        return self._stage(features, lambda local, asked: local.stage_now(asked))
 
-    def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> ShardedBatch:
-        """Prepare a batch ahead of time.
+    def stage_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> ShardedBatch:
+        """Stage a batch ahead of time.
 
         Parameters
         ----------
@@ -125,18 +125,18 @@ class ShardedEngine(LookupEngine[ShardedBatch]):
         stopped : callable
             Waits for other ranks are aborted when it returns true.
         """
-        return self._prepare(features, lambda local, asked: local.prepare_ahead(asked, lookahead, stopped), stopped)
+        return self._stage(features, lambda local, asked: local.stage_ahead(asked, lookahead, stopped), stopped)
 
-    def _prepare(
-        self, features: KeyedJagged, prepare: Callable[[Engine, KeyedJagged], Prepared],
+    def _stage(
+        self, features: KeyedJagged, stage: Callable[[Engine, KeyedJagged], StagedBatch],
         stopped: Callable[[], bool] = never,
     ) -> ShardedBatch:  # fmt: skip
         dispatched = self._exchange.dispatch(features, self.batches, self._circle.ids, stopped)
-        local: Prepared | None = None
+        local: StagedBatch | None = None
         failed: StrataError | None = None
         try:
             # A batch may fit on some ranks only. These ranks must not wait for a rank on which it does not fit.
-            local = prepare(self.local, dispatched.local) if self.local else None
+            local = stage(self.local, dispatched.local) if self.local else None
         except StrataError as error:
             failed = error
         batch = ShardedBatch(dispatched, local)
@@ -150,10 +150,10 @@ class ShardedEngine(LookupEngine[ShardedBatch]):
         self.batches += 1
         return batch
 
-    def look_up(self, prepared: ShardedBatch) -> tuple[Tensor, ...]:
+    def look_up(self, handle: ShardedBatch) -> tuple[Tensor, ...]:
         # Only local tables are looked up between ids and rows, so no rank waits for another here.
-        outputs = self.local.look_up(prepared.local) if self.local and prepared.local else _nothing()
-        return self._exchange.combine(outputs, prepared.dispatched)
+        outputs = self.local.look_up(handle.local) if self.local and handle.local else _nothing()
+        return self._exchange.combine(outputs, handle.dispatched)
 
     def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
         self.health.require()
@@ -162,11 +162,11 @@ class ShardedEngine(LookupEngine[ShardedBatch]):
         return self._exchange.combine(outputs, dispatched)
 
     def update_rows(
-        self, prepared: ShardedBatch, gradients: Sequence[Tensor], scale: float = 1.0, weights: Tensor | None = None
+        self, handle: ShardedBatch, gradients: Sequence[Tensor], scale: float = 1.0, weights: Tensor | None = None
     ) -> None:
-        local = self._exchange.combine_backward(gradients, prepared.dispatched)
-        if self.local and prepared.local:
-            self.local.update_rows(prepared.local, local, scale)
+        local = self._exchange.combine_backward(gradients, handle.dispatched)
+        if self.local and handle.local:
+            self.local.update_rows(handle.local, local, scale)
         else:
             # A rank without tables has no local engine that counts steps, but schedules need the count on all ranks.
             self.step_clock.step += 1

@@ -109,7 +109,7 @@ class DisaggregatedModel(CTRModel):
         stopped : callable
             The wait for other ranks is aborted when it returns true.
         ahead : bool
-            Whether the call is on the thread that prepares batches, which has separate connections.
+            Whether the call is on the thread that stages batches, which has separate connections.
 
         Raises
         ------
@@ -132,14 +132,14 @@ class DisaggregatedModel(CTRModel):
         request.arrived.append(Arrived(joined, [part.samples for part in parts]))
         return joined.features
 
-    def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
-        outputs = self._tower_outputs(batch, request, prepared)
+    def forward(self, batch: Batch, request: Request | None = None, handle: Handle | None = None) -> Tensor:
+        outputs = self._tower_outputs(batch, request, handle)
         return self.network.combine(batch.dense, outputs)  # type: ignore[operator, no-any-return]
 
-    def lookup_zero(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
-        return torch.cat(self._tower_outputs(batch, request, prepared), dim=1).sum()
+    def lookup_zero(self, batch: Batch, request: Request | None = None, handle: Handle | None = None) -> Tensor:
+        return torch.cat(self._tower_outputs(batch, request, handle), dim=1).sum()
 
-    def _tower_outputs(self, batch: Batch, request: Request | None, prepared: Handle | None) -> list[Tensor]:
+    def _tower_outputs(self, batch: Batch, request: Request | None, handle: Handle | None) -> list[Tensor]:
         """Return the output ``[B, W_s]`` of every tower s for this rank's samples."""
         mine = request or self.request(batch)
         assert isinstance(mine, PeerRequest)
@@ -147,7 +147,7 @@ class DisaggregatedModel(CTRModel):
             self.features(mine, ahead=False)
         arrived, step = mine.arrived[0], self.embeddings.step
         size = sum(arrived.sizes)
-        pooled, histories, segments = self.look_up(arrived.request, size, self.tower.sequence_keys, prepared)
+        pooled, histories, segments = self.look_up(arrived.request, size, self.tower.sequence_keys, handle)
         if size:
             columns = self.tower(pooled.new_empty(size, 0), pooled, histories, segments)
         else:  # other ranks of the host still request rows of this rank

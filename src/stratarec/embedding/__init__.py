@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stratarec.embedding.config import CodecConfig as CodecConfig
     from stratarec.embedding.config import EmbeddingBagConfig as EmbeddingBagConfig
     from stratarec.embedding.lookup_engine import Handle as Handle
-    from stratarec.embedding.lookup_engine import Prepared as Prepared
+    from stratarec.embedding.lookup_engine import StagedBatch as StagedBatch
     from stratarec.embedding.optimizers import RowOptimizerConfig as RowOptimizerConfig
     from stratarec.embedding.optimizers import ScheduleConfig as ScheduleConfig
     from stratarec.embedding.prefetch import Prefetcher as Prefetcher

@@ -312,7 +312,7 @@ def load_tables(
     manifests : sequence of mapping
         Manifests of the groups of all ranks in the checkpoint.
     batches : int
-        Number of batches prepared before the checkpoint. If records are encoded again, the noise that rounds them is a
+        Number of batches staged before the checkpoint. If records are encoded again, the noise that rounds them is a
         function of it.
     stamp : int
         Stamp of the next batch.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.engine import Engine
-from stratarec.embedding.lookup_engine import AnyHandle, Handle, LookupEngine, Prepared
+from stratarec.embedding.lookup_engine import AnyHandle, Handle, LookupEngine, StagedBatch
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import ConfigError
@@ -54,7 +54,7 @@ class Embeddings:
 
 
 class LookedUp(Generic[AnyHandle]):
-    """Rows of a prepared batch, looked up for a training loop that updates them itself.
+    """Rows of a staged batch, looked up for a training loop that updates them itself.
 
     The loop passes the object to `EmbeddingCollection.forward` in place of the batch, and `gradients` to
     `LookupEngine.update_rows` after the backward pass.
@@ -62,26 +62,26 @@ class LookedUp(Generic[AnyHandle]):
     Parameters
     ----------
     engine : LookupEngine
-    prepared : handle
+    handle : handle
         The batch.
     """
 
-    def __init__(self, engine: LookupEngine[AnyHandle], prepared: AnyHandle) -> None:
-        self.prepared = prepared
+    def __init__(self, engine: LookupEngine[AnyHandle], handle: AnyHandle) -> None:
+        self.handle = handle
         self._level0 = engine.level0
         with timed(engine.seconds, "look up"):
-            rows = engine.look_up(prepared)
+            rows = engine.look_up(handle)
         self.outputs = tuple(self._level0.to_network(part).requires_grad_() for part in rows)
         """Outputs of `LookupEngine.look_up`, as leaves of the autograd graph."""
 
     @property
     def features(self) -> KeyedJagged:
         """Features of the batch."""
-        return self.prepared.features
+        return self.handle.features
 
     def release(self) -> None:
         """Release the rows: there will be no update of them."""
-        self.prepared.release()
+        self.handle.release()
 
     def release_unused(self) -> None:
         """Do nothing, because the batch was looked up."""
@@ -102,7 +102,7 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
     Parameters
     ----------
     engine : LookupEngine
-        Prepares, looks up and trains batches.
+        Stages, looks up and trains batches.
     """
 
     def __init__(self, engine: LookupEngine[AnyHandle]) -> None:
@@ -136,7 +136,7 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         """Learning rate of the next backward pass."""
         return self.engine.step_clock.learning_rate
 
-    def prepare(self, features: KeyedJagged) -> AnyHandle:
+    def stage(self, features: KeyedJagged) -> AnyHandle:
         """Bring the rows of a batch into level 0; pass the returned handle to `forward` once, in order.
 
         Parameters
@@ -151,10 +151,10 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
 
         Examples
         --------
-        >>> handle = collection.prepare(features)
+        >>> handle = collection.stage(features)
         >>> collection(handle)["item"].sum().backward()
         """
-        return self.engine.prepare(features)
+        return self.engine.stage(features)
 
     def forward(self, features: KeyedJagged | AnyHandle | LookedUp[AnyHandle]) -> Embeddings:
         """Look up every feature of the collection.
@@ -162,7 +162,7 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         Parameters
         ----------
         features : KeyedJagged, handle or LookedUp
-            Ids of the batch, which may also contain other features, in any order; or the handle that `prepare` returned
+            Ids of the batch, which may also contain other features, in any order; or the handle that `stage` returned
             for them. A backward pass updates the rows, except those of a `LookedUp`.
 
         Examples
@@ -176,16 +176,16 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
             return self.named(features.features, *features.outputs)
         training, engine = torch.is_grad_enabled(), self.engine
         if not isinstance(features, KeyedJagged):
-            prepared, features = features, features.features
+            handle, features = features, features.features
         elif training:
-            prepared = engine.prepare_now(features)
+            handle = engine.stage_now(features)
         else:
             return self.named(features, *map(engine.level0.to_network, engine.read(features)))
-        inputs = (self._anchor, features.weights, prepared, engine)
+        inputs = (self._anchor, features.weights, handle, engine)
         outputs = FusedLookup.apply(*inputs)  # type: ignore[no-untyped-call]
         # Without gradients, no backward pass releases the rows.
         if not training:
-            prepared.release()
+            handle.release()
         return self.named(features, *outputs)
 
     def named(self, features: KeyedJagged, pooled: Tensor, *rows: Tensor) -> Embeddings:
@@ -249,7 +249,7 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         StorageError
             If a file cannot be written; `previous` is unchanged.
         TrainingError
-            If a batch is prepared and not looked up, or rows are incomplete.
+            If a batch is staged and not looked up, or rows are incomplete.
 
         Examples
         --------
@@ -333,7 +333,7 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         return f"{len(self.tables)} tables, {rows:,} rows, {self.engine.optimizer.kind}, {self.engine.health.state}"
 
 
-class TieredEmbeddingBagCollection(EmbeddingCollection[Prepared]):
+class TieredEmbeddingBagCollection(EmbeddingCollection[StagedBatch]):
     """Embedding tables that train themselves: the backward pass applies a fused row optimizer in place.
 
     Dimensions: F features, B samples, L ids in a bag, D width. Bag (f, b) of table t gives ::
@@ -377,8 +377,8 @@ class TieredEmbeddingBagCollection(EmbeddingCollection[Prepared]):
 
     Notes
     -----
-    With gradients enabled, a batch is *prepared* (its rows are brought into level 0), looked up, and released by its
-    backward pass. ``collection(features)`` prepares and looks up at once; ``collection(collection.prepare(features))``
+    With gradients enabled, a batch is *staged* (its rows are brought into level 0), looked up, and released by its
+    backward pass. ``collection(features)`` stages and looks up at once; ``collection(collection.stage(features))``
     is the same in two steps, and `Prefetcher` does the first step ahead of time on another thread. Without gradients,
     rows are read in place and nothing changes.
 
@@ -415,18 +415,18 @@ class FusedLookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, weights: Tensor | None, prepared: Handle, engine: LookupEngine[Any]
+        ctx: Any, anchor: Tensor, weights: Tensor | None, handle: Handle, engine: LookupEngine[Any]
     ) -> tuple[Tensor, ...]:
-        ctx.prepared, ctx.engine = prepared, engine
+        ctx.handle, ctx.engine = handle, engine
         ctx.set_materialize_grads(True)
         with timed(engine.seconds, "look up"):
-            return tuple(map(engine.level0.to_network, engine.look_up(prepared)))
+            return tuple(map(engine.level0.to_network, engine.look_up(handle)))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, pooled: Tensor, *rows: Tensor) -> tuple[Tensor | None, ...]:
-        prepared: Handle = ctx.prepared
-        weights = prepared.features.weights
+        handle: Handle = ctx.handle
+        weights = handle.features.weights
         # It takes a pass over all ids, so it is computed only if needed. No other input needs a gradient: rows are
         # trained in place, and the anchor is constant.
         gradient = torch.zeros_like(weights) if weights is not None and ctx.needs_input_grad[1] else None
@@ -435,5 +435,5 @@ class FusedLookup(torch.autograd.Function):
         engine = ctx.engine
         gradients = [engine.level0.from_network(part.float().contiguous()) for part in (pooled, *rows)]
         with timed(engine.seconds, "update rows"):
-            engine.update_rows(prepared, gradients, weights=gradient)
+            engine.update_rows(handle, gradients, weights=gradient)
         return None, gradient, None, None

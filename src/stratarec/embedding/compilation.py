@@ -19,7 +19,7 @@ from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
 from stratarec.embedding.slots import Level0
 from stratarec.embedding.slots.cpu import CpuSlots
-from stratarec.embedding.slots.memory import StagedBatch
+from stratarec.embedding.slots.memory import StagedBags
 from stratarec.embedding.tables.base import group_layout
 from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.runtime.cores import cores
@@ -68,6 +68,6 @@ def update_one_row(width: int, optimizer: RowOptimizerConfig) -> None:
     table = EmbeddingBagConfig(name="t", num_embeddings=1, embedding_dim=width, feature_names=("f",))
     one = np.zeros(1, dtype=np.int64)
     bags = BagBatch(values=one.astype(np.int32), offsets=None, weights=None, batch=1, key=one)
-    staged = StagedBatch(group_layout([table], {"f": 0}, [0], [1]), bags)
+    staged = StagedBags(group_layout([table], {"f": 0}, [0], [1]), bags)
     slots = CpuSlots(Level0(), 1, width, optimizer)
     slots.update(staged, Gradients(torch.zeros(1, width), []), clock.rule, clock.missed)

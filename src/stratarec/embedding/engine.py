@@ -1,7 +1,7 @@
-"""The embedding engine of one process, without autograd: it prepares, looks up and trains batches, and saves tables.
+"""The embedding engine of one process, without autograd: it stages, looks up and trains batches, and saves tables.
 
-A batch is prepared in one of two ways. `prepare`, on the training thread, raises an error if there is no room next to
-the in-flight batches. `prepare_ahead`, on another thread, waits. When it prepares batch n with a lookahead of k, it
+A batch is staged in one of two ways. `stage`, on the training thread, raises an error if there is no room next to
+the in-flight batches. `stage_ahead`, on another thread, waits. When it stages batch n with a lookahead of k, it
 first waits for the backward pass of batch n - k - 1, and then keeps the rows of batches n - k and later in their slots.
 So n and k alone determine which slots may be reused, not which batches happen to be finished. Moves, and with them the
 rounding of evicted rows, are therefore the same in every run. If slots became free whenever a batch finishes, bits
@@ -30,10 +30,10 @@ from stratarec.embedding.checkpoint import checked, initialize_tables, load_tabl
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import CodecConfig, EmbeddingBagConfig, check_tables
 from stratarec.embedding.homes import HOMES, HomeKind, NewStore
-from stratarec.embedding.lookup_engine import Health, LookupEngine, Prepared
+from stratarec.embedding.lookup_engine import Health, LookupEngine, StagedBatch
 from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
 from stratarec.embedding.slots import Level0
-from stratarec.embedding.slots.memory import PackedBatch, StagedBatch, Tensors
+from stratarec.embedding.slots.memory import PackedBatch, StagedBags, Tensors
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.ssd_layout import DEAD_BYTES, SsdConfig, location_bytes, plan_layout
 from stratarec.embedding.tables.base import BatchStamp, TableGroup
@@ -263,10 +263,10 @@ _LAST_STAMP, _SHIFT = 2**31 - 2, 2**30
 _NO_SLOTS = np.empty(0, dtype=np.int32)
 
 
-class Engine(LookupEngine[Prepared]):
+class Engine(LookupEngine[StagedBatch]):
     """The tables of one process, their row optimizer and the in-flight batches.
 
-    One thread trains a collection, and another may prepare batches for it (`Prefetcher`).
+    One thread trains a collection, and another may stage batches for it (`Prefetcher`).
 
     Parameters
     ----------
@@ -295,16 +295,16 @@ class Engine(LookupEngine[Prepared]):
         )
         self.resident = all(tables.resident for tables in self.tables)
         self.row_order = tuple(key for tables in self.tables for key in tables.sequence_keys)
-        # A batch has a number and a stamp. The number counts all prepared batches, for the rounding noise. The stamp,
+        # A batch has a number and a stamp. The number counts all staged batches, for the rounding noise. The stamp,
         # by which slots are ordered by age, is the number minus `_origin`, which grows before stamps exceed 32 bits.
         self._origin = 0
         self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
-        self._preparing = threading.Lock()
+        self._staging = threading.Lock()
         self._stepping = threading.Lock()
 
     # A step
 
-    def prepare(self, features: KeyedJagged, tensors: Tensors = ()) -> Prepared:
+    def stage(self, features: KeyedJagged, tensors: Tensors = ()) -> StagedBatch:
         """Bring the rows of a batch into level 0, in addition to the rows of the in-flight batches.
 
         Parameters
@@ -312,7 +312,8 @@ class Engine(LookupEngine[Prepared]):
         features : KeyedJagged
             Ids of the batch.
         tensors : sequence of Tensor or None
-            Further tensors of the batch, which travel to the device of the rows in the same copy (`Prepared.packed`).
+            Further tensors of the batch, which travel to the device of the rows in the same copy
+            (`StagedBatch.packed`).
 
         Raises
         ------
@@ -322,23 +323,23 @@ class Engine(LookupEngine[Prepared]):
             If the rows do not fit.
         """
         horizon = self.in_flight.oldest(self.batches)
-        return self._prepare(features, tensors, horizon, lambda number: self._refuse())
+        return self._stage(features, tensors, horizon, lambda number: self._refuse())
 
-    def prepare_now(self, features: KeyedJagged, tensors: Tensors = ()) -> Prepared:
+    def stage_now(self, features: KeyedJagged, tensors: Tensors = ()) -> StagedBatch:
         self.health.require()
         waiting = self.in_flight.unused()
         if waiting is not None:
             raise TrainingError(
-                f"batch {waiting} was prepared but not looked up: pass the handle that prepare returned (not its "
+                f"batch {waiting} was staged but not looked up: pass the handle that stage returned (not its "
                 "features or a copy of them), or call its release()"
             )
-        return self.prepare(features, tensors)
+        return self.stage(features, tensors)
 
-    @traced("prepare ahead")
-    def prepare_ahead(
+    @traced("stage ahead")
+    def stage_ahead(
         self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool], tensors: Tensors = ()
-    ) -> Prepared:
-        """Prepare a batch on another thread. Waits for the backward pass of the batch `lookahead` + 1 before it.
+    ) -> StagedBatch:
+        """Stage a batch on another thread. Waits for the backward pass of the batch `lookahead` + 1 before it.
 
         Raises
         ------
@@ -347,14 +348,14 @@ class Engine(LookupEngine[Prepared]):
         """
         horizon = self.batches - lookahead
         self.in_flight.wait_for(horizon, stopped)
-        return self._prepare(features, tensors, horizon, lambda number: self.in_flight.wait_for(number, stopped))
+        return self._stage(features, tensors, horizon, lambda number: self.in_flight.wait_for(number, stopped))
 
-    def _prepare(
+    def _stage(
         self, features: KeyedJagged, tensors: Tensors, horizon: int, make_room: Callable[[int], None]
-    ) -> Prepared:
-        # An error instead of a wait: two threads that prepare batches would number them in a random order.
-        if not self._preparing.acquire(blocking=False):
-            raise TrainingError("another thread is preparing a batch of this collection: prepare batches on one thread")
+    ) -> StagedBatch:
+        # An error instead of a wait: two threads that stage batches would number them in a random order.
+        if not self._staging.acquire(blocking=False):
+            raise TrainingError("another thread is staging a batch of this collection: stage batches on one thread")
         try:
             self.health.require()
             self._validator.check(features)
@@ -382,9 +383,9 @@ class Engine(LookupEngine[Prepared]):
                 # The number is not reused: rounding noise is a function of it and must never repeat.
                 in_flight.done(number)
                 raise
-            return Prepared(features, packed, number, in_flight, order.ready())
+            return StagedBatch(features, packed, number, in_flight, order.ready())
         finally:
-            self._preparing.release()
+            self._staging.release()
 
     def _stamp(self, number: int) -> int:
         if number - self._origin > _LAST_STAMP:
@@ -397,27 +398,27 @@ class Engine(LookupEngine[Prepared]):
         in_flight = len(self.in_flight)
         if in_flight > 1:
             raise TrainingError(
-                f"{in_flight} batches are between prepare and backward, and their rows do not fit level 0 together; "
+                f"{in_flight} batches are between stage and backward, and their rows do not fit level 0 together; "
                 "raise cache_rows, call backward before the next forward, or release() batches without backward"
             )
 
     @traced("look up rows")
-    def look_up(self, prepared: Prepared) -> tuple[Tensor, ...]:
+    def look_up(self, handle: StagedBatch) -> tuple[Tensor, ...]:
         self.health.require()
-        prepared.look_up(self.in_flight)
-        self.level0.order.start(prepared.ready)
+        handle.look_up(self.in_flight)
+        self.level0.order.start(handle.ready)
         try:
-            for tables, staged in zip(self.tables, prepared.staged, strict=True):
+            for tables, staged in zip(self.tables, handle.staged, strict=True):
                 tables.apply_missed_steps(staged)
-            return self.pool_staged(prepared.staged, prepared.features.batch_size, with_room=False)
+            return self.pool_staged(handle.staged, handle.features.batch_size, with_room=False)
         except BaseException:
-            prepared.release()
+            handle.release()
             raise
 
     def pool_staged(
-        self, staged: Sequence[StagedBatch], size: int, *, with_room: bool = True
+        self, staged: Sequence[StagedBags], size: int, *, with_room: bool = True
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """Pool a batch of `size` bags from the staged batch of each table group; return the output of `look_up`.
+        """Pool a batch of `size` samples from the staged bags of each table group; return the output of `look_up`.
 
         If `with_room`, rows of zeros may follow the rows of a sequence feature, so that sizes are those of a class.
         """
@@ -434,17 +435,17 @@ class Engine(LookupEngine[Prepared]):
         """Whether steps can be queued as a whole, because all rows are trained in the memory of a device."""
         return bool(self.tables) and all(tables.memory.queued for tables in self.tables)
 
-    def begin(self, prepared: Prepared) -> None:
-        """Queue what a step of the batch `prepared` waits for, and apply the steps that its rows missed."""
+    def begin(self, handle: StagedBatch) -> None:
+        """Queue what a step of the batch `handle` waits for, and apply the steps that its rows missed."""
         self.health.require()
-        prepared.look_up(self.in_flight)
+        handle.look_up(self.in_flight)
         try:
-            self.level0.order.start(prepared.ready)
-            for tables, staged in zip(self.tables, prepared.staged, strict=True):
+            self.level0.order.start(handle.ready)
+            for tables, staged in zip(self.tables, handle.staged, strict=True):
                 tables.apply_missed_steps(staged)
-            prepared.finish()
+            handle.finish()
         except BaseException:
-            prepared.release()
+            handle.release()
             raise
 
     def row_numbers(self, step: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -452,14 +453,14 @@ class Engine(LookupEngine[Prepared]):
         return row_numbers(self.step_clock.rule_of(step))
 
     def queue_updates(
-        self, staged: Sequence[StagedBatch], gradients: Sequence[Tensor], numbers: Tensor, ok: Tensor
+        self, staged: Sequence[StagedBags], gradients: Sequence[Tensor], numbers: Tensor, ok: Tensor
     ) -> None:
         """Queue one step of the row optimizer.
 
         Parameters
         ----------
-        staged : sequence of StagedBatch
-            Batch of each table group.
+        staged : sequence of StagedBags
+            Staged bags of each table group.
         gradients : sequence of Tensor
             Gradients of the outputs of `pool_staged`.
         numbers : Tensor
@@ -471,14 +472,14 @@ class Engine(LookupEngine[Prepared]):
         for tables, part, of_part in self._by_tables(staged, gradients):
             tables.memory.queue_update(part, of_part, numbers, constants, ok)
 
-    def end(self, prepared: Prepared) -> None:
-        """Count the step of the batch `prepared`, which is queued, and release its rows."""
+    def end(self, handle: StagedBatch) -> None:
+        """Count the step of the batch `handle`, which is queued, and release its rows."""
         try:
-            for tables, staged in zip(self.tables, prepared.staged, strict=True):
+            for tables, staged in zip(self.tables, handle.staged, strict=True):
                 tables.mark_trained(staged)
             self.step_clock.step += 1
         finally:
-            prepared.release()
+            handle.release()
 
     def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
         self.health.require()
@@ -487,18 +488,18 @@ class Engine(LookupEngine[Prepared]):
         pooled = self.level0.empty(features.batch_size, self._columns)
         return (pooled, *(row for tables in self.tables for row in tables.read(tables.bags(features), pooled)))
 
-    def gradient_norm(self, prepared: Prepared, gradients: Sequence[Tensor]) -> float:
+    def gradient_norm(self, handle: StagedBatch, gradients: Sequence[Tensor]) -> float:
         """Return the norm of the gradients of a batch, after the gradients of each row are summed.
 
         Parameters
         ----------
-        prepared, gradients
+        handle, gradients
             As for `update_rows`.
         """
         self.transfers.wait()
         squares = [
             square
-            for tables, staged, of_tables in self._by_tables(prepared.staged, gradients)
+            for tables, staged, of_tables in self._by_tables(handle.staged, gradients)
             for square in tables.memory.square_norms(staged, of_tables).tolist()
         ]
         # `fsum` rounds once, so the grouping of tables changes no bit.
@@ -506,28 +507,28 @@ class Engine(LookupEngine[Prepared]):
 
     @traced("update rows")
     def update_rows(
-        self, prepared: Prepared, gradients: Sequence[Tensor], scale: float = 1.0, weights: Tensor | None = None
+        self, handle: StagedBatch, gradients: Sequence[Tensor], scale: float = 1.0, weights: Tensor | None = None
     ) -> None:
         with self._stepping:
             self.health.require()
-            prepared.finish()
+            handle.finish()
             try:
                 self.transfers.wait()
                 if weights is not None:
-                    for tables, staged in zip(self.tables, prepared.staged, strict=True):
+                    for tables, staged in zip(self.tables, handle.staged, strict=True):
                         tables.memory.weight_gradient(staged, gradients[0], weights)
                 with self.health.changing("an optimizer step"):
                     rule = self.step_clock.rule_of(self.step, scale)
-                    for tables, staged, of_tables in self._by_tables(prepared.staged, gradients):
+                    for tables, staged, of_tables in self._by_tables(handle.staged, gradients):
                         tables.update(staged, of_tables, rule)
                     # Last, so that an interrupted step is not counted; the tables are then failed anyway.
                     self.step_clock.step += 1
             finally:
-                prepared.release()
+                handle.release()
 
     def _by_tables(
-        self, staged: Sequence[StagedBatch], gradients: Sequence[Tensor]
-    ) -> Iterator[tuple[TableGroup, StagedBatch, Gradients]]:
+        self, staged: Sequence[StagedBags], gradients: Sequence[Tensor]
+    ) -> Iterator[tuple[TableGroup, StagedBags, Gradients]]:
         """Yield each table group with its part of a batch and its gradients."""
         pooled, *rows = gradients
         start = 0
@@ -642,7 +643,7 @@ class Engine(LookupEngine[Prepared]):
         waiting = self.in_flight.unused()
         if waiting is not None:
             raise TrainingError(
-                f"tables cannot be {what} while batch {waiting} is prepared and not looked up: train or release() it "
+                f"tables cannot be {what} while batch {waiting} is staged and not looked up: train or release() it "
                 "first (with a Prefetcher: drain)"
             )
 

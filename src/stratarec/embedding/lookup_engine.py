@@ -20,7 +20,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
 from stratarec.embedding.slots import Level0
-from stratarec.embedding.slots.memory import PackedBatch, StagedBatch
+from stratarec.embedding.slots.memory import PackedBatch, StagedBags
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import StrataError, TrainingError
 from stratarec.kernels.runtime.accelerator import Transfers, open_device
@@ -104,20 +104,20 @@ class Handle(Protocol):
         """Release the rows, unless the batch was looked up: then its backward pass may follow."""
 
 
-class Prepared:
+class StagedBatch:
     """A batch whose rows are in level 0. It is looked up once and has one backward pass.
 
-    Batches are looked up in the order in which they were prepared. Dropping the handle releases the rows. If the batch
-    was never looked up, the next `prepare` raises an error, because a batch was lost.
+    Batches are looked up in the order in which they were staged. Dropping the handle releases the rows. If the batch
+    was never looked up, the next `stage` raises an error, because a batch was lost.
 
     Parameters
     ----------
     features : KeyedJagged
         The features of the batch.
     packed : PackedBatch
-        The staged batch of each table group, with slots in place of ids.
+        The staged bags of each table group, with slots in place of ids.
     number : int
-        Number of batches that were prepared before this one.
+        Number of batches that were staged before this one.
     in_flight : InFlightBatches
         Batches of the collection, which contain this one.
     ready : event or None
@@ -136,11 +136,11 @@ class Prepared:
         self.ready = ready
         self._in_flight = in_flight
         self._generation = in_flight.generation
-        self._state = "prepared"
+        self._state = "staged"
 
     @property
-    def staged(self) -> tuple[StagedBatch, ...]:
-        """The staged batch of each table group; empty after release."""
+    def staged(self) -> tuple[StagedBags, ...]:
+        """The staged bags of each table group; empty after release."""
         return () if self.packed is None else self.packed.staged
 
     def look_up(self, in_flight: InFlightBatches) -> None:
@@ -158,11 +158,11 @@ class Prepared:
         """
         if in_flight is not self._in_flight or self._generation != in_flight.generation:
             raise TrainingError(
-                f"batch {self.number} was prepared by another collection, or before its tables were loaded or closed: "
-                "prepare it again"
+                f"batch {self.number} was staged by another collection, or before its tables were loaded or closed: "
+                "stage it again"
             )
-        if self._state != "prepared":
-            raise TrainingError(f"batch {self.number} was {self._state} already: prepare it again to look it up again")
+        if self._state != "staged":
+            raise TrainingError(f"batch {self.number} was {self._state} already: stage it again to look it up again")
         in_flight.look_up(self.number)
         self._state = "looked up"
 
@@ -176,7 +176,7 @@ class Prepared:
 
     def release(self) -> None:
         """Release the rows: there will be no further lookup or backward pass."""
-        if self._state in ("prepared", "looked up"):
+        if self._state in ("staged", "looked up"):
             self._state = "released"
         packed, self.packed = self.packed, None
         if packed is not None:
@@ -186,16 +186,16 @@ class Prepared:
 
     def release_unused(self) -> None:
         """Release the rows, unless the batch was looked up: then its backward pass may follow."""
-        if self._state == "prepared":
+        if self._state == "staged":
             self.release()
 
     def __del__(self) -> None:
-        if self._state in ("prepared", "looked up"):
+        if self._state in ("staged", "looked up"):
             self._in_flight.drop(self.number, self._generation)
 
 
 class InFlightBatches:
-    """The batches of one collection that are between `prepare` and the end of their backward pass.
+    """The batches of one collection that are between `stage` and the end of their backward pass.
 
     `generation` counts how often all handles were invalidated, by loading or closing. `changed` is notified whenever a
     batch is done; no other lock of this package is acquired while it is locked.
@@ -221,14 +221,14 @@ class InFlightBatches:
         self._lost: int | None = None
 
     def start(self, number: int) -> None:
-        """Record that batch `number` (the number of batches prepared before it) is being prepared."""
+        """Record that batch `number` (the number of batches staged before it) is being staged."""
         with self._lock:
             if self._dropped:
                 self._sweep()
             if self._lost is not None:
                 lost, self._lost = self._lost, None
                 raise TrainingError(
-                    f"batch {lost} was prepared, and its handle dropped before it was looked up: pass every handle to "
+                    f"batch {lost} was staged, and its handle dropped before it was looked up: pass every handle to "
                     "the collection, in order, or call its release()"
                 )
             self._open[number] = self._unused[number] = None
@@ -239,13 +239,13 @@ class InFlightBatches:
             first = self.unused()
             if first != number:
                 raise TrainingError(
-                    f"batch {number} is looked up before batch {first}, which was prepared first: pass handles to the "
+                    f"batch {number} is looked up before batch {first}, which was staged first: pass handles to the "
                     f"collection in order, or release() that of batch {first}"
                 )
             del self._unused[number]
 
     def unused(self) -> int | None:
-        """Return the first batch that is prepared, or being prepared, and not looked up yet."""
+        """Return the first batch that is staged, or being staged, and not looked up yet."""
         with self._lock:
             if self._dropped:
                 self._sweep()
@@ -271,7 +271,7 @@ class InFlightBatches:
             self.changed.notify_all()
 
     def drop(self, number: int, generation: int) -> None:
-        """Record that a destructor released batch `number`, which was prepared when `generation` had this value.
+        """Record that a destructor released batch `number`, which was staged when `generation` had this value.
 
         The record is handled later, by the next call of a method.
         """
@@ -313,7 +313,7 @@ class InFlightBatches:
         """
         with self._lock:
             generation, self.waiting_for = self.generation, horizon
-            # A thread that waits for the batch prepared here must learn that this thread waits for another batch.
+            # A thread that waits for the batch staged here must learn that this thread waits for another batch.
             self.changed.notify_all()
 
             def abandoned() -> bool:
@@ -394,7 +394,7 @@ class LookupEngine(ABC, Generic[AnyHandle]):
         self.seconds: dict[str, float] = {} if shared is None else shared.seconds
         """Stage of a step -> total seconds so far; see `progress.timed`."""
         self.batches = 0
-        """Number of batches ever prepared, on which the rounding noise depends."""
+        """Number of batches ever staged, on which the rounding noise depends."""
         self.level0: Level0 = Level0(open_device(tiers.device, "device")) if shared is None else shared.level0
         order = self.level0.order
         self.in_flight: InFlightBatches = InFlightBatches(order.released) if shared is None else shared.in_flight
@@ -410,7 +410,7 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @property
     def lookahead(self) -> int:
-        """Number of batches to prepare ahead in training; 0 if every row is in DRAM, where that gains nothing."""
+        """Number of batches to stage ahead in training; 0 if every row is in DRAM, where that gains nothing."""
         return 0 if self.resident and not self.level0.on_device else self.tiers.lookahead
 
     # Clocks
@@ -423,22 +423,22 @@ class LookupEngine(ABC, Generic[AnyHandle]):
     # A step
 
     @abstractmethod
-    def prepare(self, features: KeyedJagged) -> AnyHandle:
+    def stage(self, features: KeyedJagged) -> AnyHandle:
         """Bring the rows of the batch `features` into level 0, in addition to the rows of the in-flight batches."""
 
     @abstractmethod
-    def prepare_now(self, features: KeyedJagged) -> AnyHandle:
-        """Prepare the batch `features`, which is looked up at once.
+    def stage_now(self, features: KeyedJagged) -> AnyHandle:
+        """Stage the batch `features`, which is looked up at once.
 
         Raises
         ------
         TrainingError
-            If a prepared batch still waits for its lookup.
+            If a staged batch still waits for its lookup.
         """
 
     @abstractmethod
-    def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> AnyHandle:
-        """Prepare a batch on another thread than the one that trains.
+    def stage_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> AnyHandle:
+        """Stage a batch on another thread than the one that trains.
 
         Parameters
         ----------
@@ -451,10 +451,10 @@ class LookupEngine(ABC, Generic[AnyHandle]):
         """
 
     @abstractmethod
-    def look_up(self, prepared: AnyHandle) -> tuple[Tensor, ...]:
+    def look_up(self, handle: AnyHandle) -> tuple[Tensor, ...]:
         """Return the pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in `row_order`.
 
-        `prepared` is the handle of the batch.
+        `handle` is that of a staged batch.
         """
 
     @abstractmethod
@@ -463,13 +463,13 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @abstractmethod
     def update_rows(
-        self, prepared: AnyHandle, gradients: Sequence[Tensor], scale: float = 1.0, weights: Tensor | None = None
+        self, handle: AnyHandle, gradients: Sequence[Tensor], scale: float = 1.0, weights: Tensor | None = None
     ) -> None:
         """Apply one step of the row optimizer, and release the rows.
 
         Parameters
         ----------
-        prepared : handle
+        handle : handle
             Batch that was looked up.
         gradients : sequence of Tensor
             Gradients of the outputs of `look_up`, contiguous float32.

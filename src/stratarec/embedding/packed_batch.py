@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.embedding.rings import Place, Ring, room_for, sequence_room
-from stratarec.embedding.slots.memory import PackedBatch, StagedBatch, Tensors, require_unchanged
+from stratarec.embedding.slots.memory import PackedBatch, StagedBags, Tensors, require_unchanged
 from stratarec.kernels.bags import BagBatch, GroupLayout, list_slots
 from stratarec.kernels.runtime.accelerator import Transfers
 
@@ -217,8 +217,8 @@ class BatchLists:
 
 
 @dataclass(frozen=True)
-class DeviceBatch(StagedBatch):
-    """A staged batch of one table group on the device.
+class DeviceBatch(StagedBags):
+    """Staged bags of one table group on the device.
 
     Parameters
     ----------
@@ -318,7 +318,7 @@ class BatchBuffer(PackedBatch):
     words : Tensor
         ``[n]`` int32 buffer of the device.
     staged : tuple of DeviceBatch
-        Staged batch of each table group. Its lists are bound to the buffer.
+        Staged bags of each table group. Its lists are bound to the buffer.
     given : sequence of Tensor or None
         Tensors of the host that were packed.
     place, ring : Place or None, Ring or None
@@ -346,7 +346,7 @@ class BatchBuffer(PackedBatch):
             group.lists.bind(words, of_group, place)
 
     @classmethod
-    def pack(cls, ring: Ring, staged: Sequence[StagedBatch], tensors: Tensors) -> BatchBuffer:
+    def pack(cls, ring: Ring, staged: Sequence[StagedBags], tensors: Tensors) -> BatchBuffer:
         """Write a batch into a pinned buffer, and start to copy it to the device.
 
         Parameters
@@ -354,7 +354,7 @@ class BatchBuffer(PackedBatch):
         ring : Ring
             Buffers of the device.
         staged : sequence of DeviceBatch
-            Staged batch of each table group.
+            Staged bags of each table group.
         tensors : sequence of Tensor or None
             Tensors of the host with elements of 4 bytes.
         """

@@ -1,7 +1,7 @@
-"""Preparation of batches on a separate thread while earlier batches train.
+"""Staging of batches on a separate thread while earlier batches train.
 
 The thread stops at *barriers*, which are known in advance: evaluations, checkpoints every N steps, and the end of the
-run. `drain` is for stops that are not known in advance. In both cases the set of prepared batches does not depend on
+run. `drain` is for stops that are not known in advance. In both cases the set of staged batches does not depend on
 the speed of threads.
 """
 
@@ -27,7 +27,7 @@ _DEVICE_THREADS = 8
 
 
 class Prefetcher(Generic[Item]):
-    """Iterates over pairs ``(item, prepared)`` for the items of `source`, with up to `depth` items prepared ahead.
+    """Iterates over pairs ``(item, handle)`` for the items of `source`, with up to `depth` items staged ahead.
 
     Parameters
     ----------
@@ -39,12 +39,12 @@ class Prefetcher(Generic[Item]):
         Returns the features of an item. Its second argument is a function that returns true if the thread must end; a
         wait must then raise `WaitAbandoned`.
     depth : int
-        Number of items. With 0 there is no thread: an item is prepared when it is requested.
+        Number of items. With 0 there is no thread: an item is staged when it is requested.
     pause_after : callable
         Whether the thread pauses after item i, until item i + 1 is requested: an evaluation or a checkpoint comes
         between them, and its state must not depend on `depth`.
     tensors : callable or None
-        Returns the tensors of an item that `Engine.prepare` takes, if rows are on a device. It is called once for each
+        Returns the tensors of an item that `Engine.stage` takes, if rows are on a device. It is called once for each
         item, in their order.
 
     Notes
@@ -74,7 +74,7 @@ class Prefetcher(Generic[Item]):
         self._changed = engine.in_flight.changed
         self._ready: deque[tuple[Item, Handle]] = deque()
         self._handed_out: weakref.WeakSet[Handle] = weakref.WeakSet()
-        # Number of items that were handed out, number that are or are being prepared, and maximum of the latter.
+        # Number of items that were handed out, number that are or are being staged, and maximum of the latter.
         self._returned = self._started = 0
         self._limit: int | None = None
         self._ended = self._stopped = False
@@ -96,16 +96,16 @@ class Prefetcher(Generic[Item]):
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        for _, prepared in self._ready:
-            prepared.release()
+        for _, handle in self._ready:
+            handle.release()
         self._ready.clear()
-        for prepared in self._handed_out:
+        for handle in self._handed_out:
             # A batch that was looked up may still have its backward pass.
-            prepared.release_unused()
+            handle.release_unused()
         self._in_flight.forgive()
 
     def drain(self) -> None:
-        """Prepare only the next `depth` items, until the item after them is requested.
+        """Stage only the next `depth` items, until the item after them is requested.
 
         They are counted from the last item handed out, so they do not depend on the speed of the thread.
         """
@@ -115,7 +115,7 @@ class Prefetcher(Generic[Item]):
 
     @property
     def drained(self) -> bool:
-        """Whether no item after the last returned one is prepared, or will be before the next request."""
+        """Whether no item after the last returned one is staged, or will be before the next request."""
         with self._changed:
             return not self._ready and (self._thread is None or self._ended or self._returned == self._limit)
 
@@ -124,7 +124,7 @@ class Prefetcher(Generic[Item]):
 
     def __next__(self) -> tuple[Item, Handle]:
         if self._thread is None:
-            return self._hand_out(self._prepare(next(self._source)))
+            return self._hand_out(self._stage(next(self._source)))
         with self._changed:
             if self._returned == self._limit:
                 self._limit = None
@@ -149,21 +149,21 @@ class Prefetcher(Generic[Item]):
         self._handed_out.add(pair[1])
         return pair
 
-    def _prepare(self, item: Item) -> tuple[Item, Handle]:
+    def _stage(self, item: Item) -> tuple[Item, Handle]:
         features = self._features(item, lambda: self._stopped)
         more = () if self._tensors is None else (self._tensors(item),)
         if self._thread is None:
-            return item, self._engine.prepare(features, *more)
-        return item, self._engine.prepare_ahead(features, self._depth, lambda: self._stopped, *more)
+            return item, self._engine.stage(features, *more)
+        return item, self._engine.stage_ahead(features, self._depth, lambda: self._stopped, *more)
 
     def _run(self) -> None:
         on_device = self._engine.level0.on_device
         limit_threads(_DEVICE_THREADS if on_device else 1, idle_cores=on_device)
         try:
             for place, item in enumerate(self._source):
-                if not self._may_prepare(last=self._pause_after(place)):
+                if not self._may_stage(last=self._pause_after(place)):
                     return
-                pair = self._prepare(item)
+                pair = self._stage(item)
                 with self._changed:
                     self._ready.append(pair)
                     self._changed.notify_all()
@@ -178,8 +178,8 @@ class Prefetcher(Generic[Item]):
                 self._ended = True
                 self._changed.notify_all()
 
-    def _may_prepare(self, *, last: bool) -> bool:
-        """Wait until another item may be prepared; False if the thread must end. A pause follows a `last` item."""
+    def _may_stage(self, *, last: bool) -> bool:
+        """Wait until another item may be staged; False if the thread must end. A pause follows a `last` item."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._has_room())
             if self._stopped:

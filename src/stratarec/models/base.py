@@ -306,17 +306,17 @@ class CTRModel(nn.Module):
             ) from error
         self.device, self.embeddings.engine.transfers = device, transfers_of(device)
 
-    def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
+    def forward(self, batch: Batch, request: Request | None = None, handle: Handle | None = None) -> Tensor:
         """Return ``[B]`` float32 logits, or ``[B, T]`` for several labels.
 
         Parameters
         ----------
         request : Request
             Result of `request` for the batch, if it was computed ahead.
-        prepared : Prepared or LookedUp
-            Result of ``embeddings.prepare(request.features)``, if it was computed ahead, or the rows of this batch.
+        handle : StagedBatch or LookedUp
+            Result of ``embeddings.stage(request.features)``, if it was computed ahead, or the rows of this batch.
         """
-        logits: Tensor = self.network(*self.vectors(batch, request or self.request(batch), prepared))
+        logits: Tensor = self.network(*self.vectors(batch, request or self.request(batch), handle))
         return logits
 
     def request(self, batch: Batch) -> Request:
@@ -329,30 +329,30 @@ class CTRModel(nn.Module):
         """Whether the network reads lists of a batch, because it or all rows are on a device."""
         return self.device.type != "cpu" or bool(getattr(self.embeddings.engine, "queued", False))
 
-    def lookup_zero(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
+    def lookup_zero(self, batch: Batch, request: Request | None = None, handle: Handle | None = None) -> Tensor:
         """Return a zero that depends on the lookups.
 
         A rank without samples uses it as its loss, so that it takes part in the exchanges of the backward pass.
         """
-        output = self.embeddings(prepared or (request or self.request(batch)).features)
+        output = self.embeddings(handle or (request or self.request(batch)).features)
         total: Tensor = output.pooled.sum() + sum(bags.values.sum() for bags in output.sequences.values())
         return total
 
     def vectors(
-        self, batch: Batch, request: Request, prepared: Handle | None = None
+        self, batch: Batch, request: Request, handle: Handle | None = None
     ) -> tuple[Tensor, Tensor, list[History], Segments | None]:
         """Return the network's inputs: dense numbers, pooled vectors, histories, and `Segments` of shared vectors."""
         # The copy to the device starts first, so that it overlaps with the lookups.
         # Training does not use trees, so only scoring removes deduplication for them.
         sparse = batch.sparse if self.network.trees is None or self.network.training else batch.expanded().sparse
         dense = self.embeddings.engine.transfers.up(self.network.inputs(batch.dense, sparse))
-        return dense, *self.look_up(request, batch.size, self.network.sequence_keys, prepared)
+        return dense, *self.look_up(request, batch.size, self.network.sequence_keys, handle)
 
     def look_up(
-        self, request: Request, size: int, sequences: Sequence[str], prepared: Handle | None = None
+        self, request: Request, size: int, sequences: Sequence[str], handle: Handle | None = None
     ) -> tuple[Tensor, list[History], Segments | None]:
         """Return pooled vectors, histories and segments for a batch of `size` samples."""
-        return self.arrange(self.embeddings(prepared or request.features), request, size, sequences)
+        return self.arrange(self.embeddings(handle or request.features), request, size, sequences)
 
     def arrange(
         self, output: Embeddings, request: Request, size: int, sequences: Sequence[str]

@@ -270,7 +270,7 @@ def device_workspace_bytes(lookups: Iterable[float], width: int, lookahead: int)
     width : int
         Width of the widest table.
     lookahead : int
-        Number of batches that are prepared ahead.
+        Number of batches that are staged ahead.
     """
     # The batch in training, batches ahead of it, the copy that a CUDA graph reads, and temporary memory of sorting.
     buffers = (lookahead + 3) * DEVICE_LOOKUP_BYTES

@@ -663,9 +663,9 @@ def _lines(
         engine = Engine(configs, optimizer, 0, TierConfig(device=device))
 
         def train(features: KeyedJagged) -> None:
-            prepared = engine.prepare(features)
-            engine.look_up(prepared)
-            engine.update_rows(prepared, (gradient,))
+            handle = engine.stage(features)
+            engine.look_up(handle)
+            engine.update_rows(handle, (gradient,))
 
         def seconds(work: Callable[[KeyedJagged], None], batches: Sequence[KeyedJagged]) -> float:
             endless = cycle(batches)
@@ -683,10 +683,10 @@ def _lines(
         cached = {name: TableTier(cache_rows=slots) for name in names}
         engine = Engine(configs, optimizer, 0, TierConfig(tables=cached, ways=_WAYS, device=device))
         for features in batches(draw(max(_WARM_SAMPLES // batch, 2))):
-            engine.prepare(features).release()
+            engine.stage(features).release()
         (group,), fresh = engine.tables, batches(draw(_STEPS + 1))
         before = group.traffic.rows_in
-        took = seconds(lambda features: engine.prepare(features).release(), fresh)
+        took = seconds(lambda features: engine.stage(features).release(), fresh)
         misses = (group.traffic.rows_in - before) / len(fresh)
         moved = tiers.staging_seconds(shape, shape.slot_bytes, _WAYS, distinct, misses)
         yield "staging", (moved, 1, tables, lookups, misses, took)

@@ -113,13 +113,13 @@ class RankStages(Stages):
         return self.objective.sums(logits, batch)
 
     def train(
-        self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
+        self, step: int, batch: Batch, request: Request | None = None, handle: Handle | None = None
     ) -> StepResult:
         """Train one batch as `Stages.train` does. The returned loss and sample count are of all ranks together."""
         with self.waits:
             self.draw(step, self.mesh.place)
             with timed(self.seconds, "forward"):
-                rows, request = self.look_up(batch, request, prepared)
+                rows, request = self.look_up(batch, request, handle)
                 losses = self.forward(batch, request, rows)
             figures = self.mesh.rows.gather_floats((*losses.tolist(), *self.objective.weights(batch), batch.size))
             *sums, samples = map(sum, zip(*(figures[rank] for rank in self.mesh.order), strict=True))
@@ -130,11 +130,11 @@ class RankStages(Stages):
             with timed(self.seconds, "backward"):
                 gradients = self.backward(self.objective.joined(losses, weights), rows)
                 with timed(self.seconds, "update rows"):
-                    self.engine.update_rows(rows.prepared, gradients)
+                    self.engine.update_rows(rows.handle, gradients)
             average(self.mesh.rows, self._statistics, batch.size / samples, self.mesh.order)
             with timed(self.seconds, "update network"):
                 self._reduction.reduce(self._weights)
-                self.clip(rows.prepared, gradients)
+                self.clip(rows.handle, gradients)
                 self.update_network(step)
         return StepResult(value, int(samples))
 

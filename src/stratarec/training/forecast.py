@@ -364,11 +364,11 @@ def rank_seconds(recipe: Recipe, dataset: Dataset, cluster: Cluster, rank: int |
     with torch.random.fork_rng(devices=[]), closing(stages.model.embeddings):
         batches = list(islice(stages.loader.batches(0), _ROUNDS))
         items = ((batch, stages.request(batch)) for batch in cycle(batches))
-        with stages.prepare_ahead(items, depth=0) as prepared:
+        with stages.stage_ahead(items, depth=0) as staged:
             steps = count()
 
             def step() -> None:
-                item, handle = next(prepared)
+                item, handle = next(staged)
                 stages.train(next(steps), *item, handle)
 
             step()

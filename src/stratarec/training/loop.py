@@ -100,14 +100,14 @@ class Loop:
         self._save()
 
     def _train_epoch(self, items: Iterator[Item], first: int) -> None:
-        """Train the rest of an epoch, whose first step has number `first`: prepare batches ahead, train each of them,
+        """Train the rest of an epoch, whose first step has number `first`: stage batches ahead, train each of them,
         and evaluate, save or stop when the cadence says so.
         """
         state, cadence, began = self._state, self._cadence, time.perf_counter()
-        with self._stages.prepare_ahead(items, lambda place: cadence.is_barrier(first + place + 1)) as ahead:
-            for (batch, request), prepared in ahead:
+        with self._stages.stage_ahead(items, lambda place: cadence.is_barrier(first + place + 1)) as ahead:
+            for (batch, request), handle in ahead:
                 waited = time.perf_counter() - began
-                self._train_step(batch, request, prepared)
+                self._train_step(batch, request, handle)
                 self._count_seconds(time.perf_counter() - began, waited)
                 if self._curves.is_due(state):
                     self._losses.read()
@@ -126,7 +126,7 @@ class Loop:
                     break
                 began = time.perf_counter()
 
-    def _train_step(self, batch: Batch, request: Request, prepared: Handle) -> None:
+    def _train_step(self, batch: Batch, request: Request, handle: Handle) -> None:
         """Train one batch, and move the position of the run behind it."""
         state = self._state
         if not self._is_warm:
@@ -134,7 +134,7 @@ class Loop:
         with ExitStack() as stack:
             for hook in self._hooks:
                 stack.enter_context(hook(state.step))
-            self._losses.count(self._stages.train(state.step, batch, request, prepared))
+            self._losses.count(self._stages.train(state.step, batch, request, handle))
         state.batch += 1
         if state.batch == len(self._run.loader):
             state.epoch, state.batch = state.epoch + 1, 0

@@ -323,12 +323,12 @@ class Trainer:
         """Open the mirror of the run, on the first rank, and copy what a resumed run lacks. None without a mirror."""
         mirrors: list[RunMirror] = []
 
-        def prepare() -> None:
+        def claim() -> None:
             mirrors.append(RunMirror(self.recipe.train.mirror, self.run, self._session.progress))
-            mirrors[0].prepare(resume=resume, overwrite=overwrite)
+            mirrors[0].claim(resume=resume, overwrite=overwrite)
 
         if self.recipe.train.mirror:
-            self._mesh.first(prepare)
+            self._mesh.first(claim)
         return mirrors[0] if mirrors else None
 
     def _after_checkpoint(self) -> None:

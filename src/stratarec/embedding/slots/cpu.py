@@ -17,7 +17,7 @@ from stratarec.embedding.slots.memory import (
     Records,
     SlotDevice,
     SlotMemory,
-    StagedBatch,
+    StagedBags,
     Tensors,
     differing_rows,
     named_views,
@@ -66,41 +66,41 @@ class CpuSlots(SlotMemory):
     def like(self, slots: int) -> SlotMemory:
         return type(self)(self._level0, slots, self.width, self._optimizer)
 
-    def stage(self, layout: GroupLayout, bags: BagBatch) -> StagedBatch:
-        return StagedBatch(layout, bags)
+    def stage(self, layout: GroupLayout, bags: BagBatch) -> StagedBags:
+        return StagedBags(layout, bags)
 
-    def pack(self, staged: Sequence[StagedBatch], tensors: Tensors = (), stride: int | None = None) -> PackedBatch:
+    def pack(self, staged: Sequence[StagedBags], tensors: Tensors = (), stride: int | None = None) -> PackedBatch:
         """Copy nothing: kernels read the batch itself, and `update` groups the lookups."""
         return PackedBatch(tuple(staged))
 
     def empty(self, *shape: int) -> Tensor:
         return self._level0.empty(*shape)
 
-    def pool(self, staged: StagedBatch, out: Tensor) -> None:
+    def pool(self, staged: StagedBags, out: Tensor) -> None:
         require_unchanged(pooling.pool(self._rows.weights, staged.layout, staged.bags, out))
 
-    def gather(self, staged: StagedBatch, feature: int) -> Tensor:
+    def gather(self, staged: StagedBags, feature: int) -> Tensor:
         first, last = staged.bags.span(feature)
         # Not zeroed: every row is written.
         out = self.empty(last - first, self.width)
         require_unchanged(pooling.gather(self._rows.weights, staged.layout, staged.bags, feature, out))
         return out
 
-    def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
+    def update(self, staged: StagedBags, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
         update.update(self._slots, staged.layout, staged.bags, gradients, rule, self._workspace, missed)
 
     def queue_update(
-        self, staged: StagedBatch, gradients: Gradients, numbers: Tensor, constants: tuple[float, ...], ok: Tensor
+        self, staged: StagedBags, gradients: Gradients, numbers: Tensor, constants: tuple[float, ...], ok: Tensor
     ) -> None:
         raise AssertionError("the host runs steps at once: `queued` is false")
 
-    def square_norms(self, staged: StagedBatch, gradients: Gradients) -> NDArray[np.float64]:
+    def square_norms(self, staged: StagedBags, gradients: Gradients) -> NDArray[np.float64]:
         return update.square_norms(staged.layout, staged.bags, gradients, self._workspace)
 
-    def apply_missed_steps(self, staged: StagedBatch, missed: Missed) -> None:
+    def apply_missed_steps(self, staged: StagedBags, missed: Missed) -> None:
         update.apply_missed_steps(self._slots, staged.layout, staged.bags, missed, self._workspace)
 
-    def weight_gradient(self, staged: StagedBatch, pooled: Tensor, out: Tensor) -> None:
+    def weight_gradient(self, staged: StagedBags, pooled: Tensor, out: Tensor) -> None:
         pooling.weight_gradient(self._rows.weights, staged.layout, staged.bags, pooled, out)
 
     def apply_missed_steps_to_range(self, first: int, last: int, missed: Missed) -> None:

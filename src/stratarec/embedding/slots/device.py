@@ -25,7 +25,7 @@ from stratarec.embedding.slots.memory import (
     Records,
     SlotDevice,
     SlotMemory,
-    StagedBatch,
+    StagedBags,
     Tensors,
     differing_rows,
     named_views,
@@ -163,7 +163,7 @@ class DeviceSlots(SlotMemory):
             self._features = layout, features
         return DeviceBatch.of(layout, bags, features)
 
-    def pack(self, staged: Sequence[StagedBatch], tensors: Tensors = (), stride: int | None = None) -> PackedBatch:
+    def pack(self, staged: Sequence[StagedBags], tensors: Tensors = (), stride: int | None = None) -> PackedBatch:
         buffer = BatchBuffer.pack(self._level0.ring, staged, tensors)
         if stride is not None:
             with self._order.moving():
@@ -175,7 +175,7 @@ class DeviceSlots(SlotMemory):
     def empty(self, *shape: int) -> Tensor:
         return self._level0.empty(*shape)
 
-    def pool(self, staged: StagedBatch, out: Tensor) -> None:
+    def pool(self, staged: StagedBags, out: Tensor) -> None:
         assert isinstance(staged, DeviceBatch)
         staged.lists.arrive()
         lists, features, batch = staged.lists, staged.features, staged.bags.batch
@@ -186,7 +186,7 @@ class DeviceSlots(SlotMemory):
                 D=self.width, U=_UNROLLED, SINGLE=lists.offsets is None, BY=math.gcd(features.multiple, out.stride(0)),
             )  # fmt: skip
 
-    def gather(self, staged: StagedBatch, feature: int) -> Tensor:
+    def gather(self, staged: StagedBags, feature: int) -> Tensor:
         assert isinstance(staged, DeviceBatch)
         staged.lists.arrive()
         place = int(np.flatnonzero(staged.features.order == feature)[0])
@@ -195,14 +195,14 @@ class DeviceSlots(SlotMemory):
         gathered = self._parts[0].view(-1, self.width).index_select(0, rows.clamp(max=self.slots - 1))
         return gathered.masked_fill_((rows >= self.slots).unsqueeze(1), 0.0)
 
-    def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
+    def update(self, staged: StagedBags, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
         if missed is not None:
             self.apply_missed_steps(staged, missed)
         numbers, constants = row_numbers(rule)
         self.queue_update(staged, gradients, self.transfers.up(torch.tensor(numbers)), constants, self._always)
 
     def queue_update(
-        self, staged: StagedBatch, gradients: Gradients, numbers: Tensor, constants: tuple[float, ...], ok: Tensor,
+        self, staged: StagedBags, gradients: Gradients, numbers: Tensor, constants: tuple[float, ...], ok: Tensor,
         squares: Tensor | None = None,
     ) -> None:  # fmt: skip
         assert isinstance(staged, DeviceBatch)
@@ -228,7 +228,7 @@ class DeviceSlots(SlotMemory):
             CLOCKED=bool(self._kept["clock"]), BY=multiple,
         )  # fmt: skip
 
-    def square_norms(self, staged: StagedBatch, gradients: Gradients) -> NDArray[np.float64]:
+    def square_norms(self, staged: StagedBags, gradients: Gradients) -> NDArray[np.float64]:
         assert isinstance(staged, DeviceBatch)
         layout, begin = staged.layout, staged.begin
         squares = torch.zeros(staged.lists.form.lookups, device=self._device)
@@ -244,7 +244,7 @@ class DeviceSlots(SlotMemory):
             sums[table] = np.cumsum(np.concatenate([[0.0], *parts]))[-1]
         return sums
 
-    def apply_missed_steps(self, staged: StagedBatch, missed: Missed) -> None:
+    def apply_missed_steps(self, staged: StagedBags, missed: Missed) -> None:
         assert isinstance(staged, DeviceBatch)
         # Gradients do not matter here, so neither does their stride.
         staged.list_rows(max(staged.lists.listed_for, 0))
@@ -274,7 +274,7 @@ class DeviceSlots(SlotMemory):
         self._paces = missed.numbers, max(copied_steps, missed.steps), numbers
         return numbers
 
-    def weight_gradient(self, staged: StagedBatch, pooled: Tensor, out: Tensor) -> None:
+    def weight_gradient(self, staged: StagedBags, pooled: Tensor, out: Tensor) -> None:
         assert isinstance(staged, DeviceBatch)
         features, count = staged.features, staged.pooled_lookups
         if not count:

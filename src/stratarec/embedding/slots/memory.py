@@ -28,8 +28,8 @@ Tensors = Sequence[Tensor | None]
 
 
 @dataclass(frozen=True)
-class StagedBatch:
-    """A batch that a `SlotMemory` has staged: its ids are valid and must not change any more."""
+class StagedBags:
+    """Bags of one table group that a `SlotMemory` has staged: ids are valid and must not change any more."""
 
     layout: GroupLayout
     bags: BagBatch
@@ -40,11 +40,11 @@ class PackedBatch:
 
     Parameters
     ----------
-    staged : tuple of StagedBatch
-        Staged batch of each table group.
+    staged : tuple of StagedBags
+        Staged bags of each table group.
     """
 
-    def __init__(self, staged: tuple[StagedBatch, ...]) -> None:
+    def __init__(self, staged: tuple[StagedBags, ...]) -> None:
         self.staged = staged
 
     def release(self) -> None:
@@ -83,8 +83,8 @@ class SlotMemory(Protocol):
 
     # A batch
 
-    def stage(self, layout: GroupLayout, bags: BagBatch) -> StagedBatch:
-        """Stage a batch. It can be looked up once it is packed.
+    def stage(self, layout: GroupLayout, bags: BagBatch) -> StagedBags:
+        """Stage the bags of a table group. They can be looked up once they are packed.
 
         Parameters
         ----------
@@ -94,14 +94,14 @@ class SlotMemory(Protocol):
             Bags of these features, with slots in place of ids.
         """
 
-    def pack(self, staged: Sequence[StagedBatch], tensors: Tensors = (), stride: int | None = None) -> PackedBatch:
+    def pack(self, staged: Sequence[StagedBags], tensors: Tensors = (), stride: int | None = None) -> PackedBatch:
         """Send a batch to the device, in one copy, and precompute index lists that `pool`, `gather` and `update` share.
 
         The copy is started and not waited for. The lists depend on ids only.
 
         Parameters
         ----------
-        staged : sequence of StagedBatch
+        staged : sequence of StagedBags
             Results of `stage`, of any memories of the same `Level0`.
         tensors : sequence of Tensor or None
             Further tensors that the device needs of the batch.
@@ -112,21 +112,21 @@ class SlotMemory(Protocol):
     def empty(self, *shape: int) -> Tensor:
         """Return an uninitialized float32 tensor for pooled or gathered rows."""
 
-    def pool(self, staged: StagedBatch, out: Tensor) -> None:
+    def pool(self, staged: StagedBags, out: Tensor) -> None:
         """Pool the rows of the batch `staged` into the group's columns of `out` ``[B, columns]``."""
 
-    def gather(self, staged: StagedBatch, feature: int) -> Tensor:
+    def gather(self, staged: StagedBags, feature: int) -> Tensor:
         """Return the rows ``[N, D]`` of a sequence feature; queued memories add rows of zeros (`sequence_room`).
 
         `feature` is the index of the feature in the layout.
         """
 
-    def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
+    def update(self, staged: StagedBags, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
         """Apply one step of the row optimizer to the rows of a batch.
 
         Parameters
         ----------
-        staged : StagedBatch
+        staged : StagedBags
             Result of `stage`, which was packed.
         gradients : Gradients
             Gradients of the outputs of `pool` and `gather`.
@@ -137,7 +137,7 @@ class SlotMemory(Protocol):
         """
 
     def queue_update(
-        self, staged: StagedBatch, gradients: Gradients, numbers: Tensor, constants: tuple[float, ...], ok: Tensor
+        self, staged: StagedBags, gradients: Gradients, numbers: Tensor, constants: tuple[float, ...], ok: Tensor
     ) -> None:
         """Queue one step of the row optimizer.
 
@@ -153,16 +153,16 @@ class SlotMemory(Protocol):
             ``[1]`` int32 on the device. If it is 0, the step changes nothing.
         """
 
-    def square_norms(self, staged: StagedBatch, gradients: Gradients) -> NDArray[np.float64]:
+    def square_norms(self, staged: StagedBags, gradients: Gradients) -> NDArray[np.float64]:
         """Return, for each table, the sum of squares of its gradients, after the gradients of each row are summed.
 
         `staged` and `gradients` are those of `update`.
         """
 
-    def apply_missed_steps(self, staged: StagedBatch, missed: Missed) -> None:
+    def apply_missed_steps(self, staged: StagedBags, missed: Missed) -> None:
         """Apply the steps that the rows of the batch `staged` missed."""
 
-    def weight_gradient(self, staged: StagedBatch, pooled: Tensor, out: Tensor) -> None:
+    def weight_gradient(self, staged: StagedBags, pooled: Tensor, out: Tensor) -> None:
         """Add the gradients of per-sample weights to `out` ``[N]``; `pooled` is the gradient of the pooled output."""
 
     # Rows
@@ -299,6 +299,6 @@ def differing_rows(rows: list[NDArray[Any]], key: int, table: EmbeddingBagConfig
 
 def require_unchanged(place: int) -> None:
     """Raise a `TrainingError` if a kernel read an invalid id at `place`, which is -1 if there was none."""
-    # Ids were checked when the batch was prepared. Kernels skip an invalid id and report it at no cost.
+    # Ids were checked when the batch was staged. Kernels skip an invalid id and report it at no cost.
     if place >= 0:
-        raise TrainingError(f"the batch's id number {place} was changed after the batch was prepared: leave ids alone")
+        raise TrainingError(f"the batch's id number {place} was changed after the batch was staged: leave ids alone")

@@ -20,7 +20,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import StepClock
-from stratarec.embedding.slots.memory import PackedBatch, SlotMemory, StagedBatch
+from stratarec.embedding.slots.memory import PackedBatch, SlotMemory, StagedBags
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.update import Gradients, RowUpdate
@@ -164,7 +164,7 @@ class TableGroup(ABC):
     # A batch
 
     @abstractmethod
-    def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBatch:
+    def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBags:
         """Bring the rows of a batch into level 0 and stage its bags there, with slots in place of ids.
 
         Parameters
@@ -182,12 +182,12 @@ class TableGroup(ABC):
             Also for an id outside its table. All rows are then unchanged, unless `Health` has failed.
         """
 
-    def apply_missed_steps(self, staged: StagedBatch) -> None:
+    def apply_missed_steps(self, staged: StagedBags) -> None:
         """Apply the steps that the rows of a batch missed. Must be called before `pool`.
 
         Parameters
         ----------
-        staged : StagedBatch
+        staged : StagedBags
             Result of `stage`; this is also its meaning in all methods below.
         """
         missed = self.step_clock.missed
@@ -211,12 +211,12 @@ class TableGroup(ABC):
             ``[N, D]`` float32 rows of each sequence feature, in the order of `sequence_keys`.
         """
 
-    def pool(self, staged: StagedBatch, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
+    def pool(self, staged: StagedBags, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
         """Pool the rows of a staged batch, and return the rows of sequence features, as `read` does.
 
         Parameters
         ----------
-        staged : StagedBatch
+        staged : StagedBags
             Result of `stage`.
         out : Tensor
             ``[B, W]`` float32: receives the pooled rows in the columns of the group's features.
@@ -229,7 +229,7 @@ class TableGroup(ABC):
         counts = [last - first for first, last in map(staged.bags.span, self._sequences.tolist())]
         return [rows[:count] for rows, count in zip(gathered, counts, strict=True)]
 
-    def pool_with_room(self, staged: StagedBatch, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
+    def pool_with_room(self, staged: StagedBags, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
         """Pool like `pool`, except that rows of zeros may follow the rows of a sequence feature (`SlotMemory.gather`).
 
         The arguments are those of `pool`.
@@ -244,12 +244,12 @@ class TableGroup(ABC):
         packed.release()
         return rows
 
-    def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate) -> None:
+    def update(self, staged: StagedBags, gradients: Gradients, rule: RowUpdate) -> None:
         """Apply the row optimizer to the rows of a batch.
 
         Parameters
         ----------
-        staged : StagedBatch
+        staged : StagedBags
             Result of `stage`, whose rows were pooled.
         gradients : Gradients
             Gradients of the outputs of `pool`.
@@ -260,7 +260,7 @@ class TableGroup(ABC):
         self.mark_trained(staged)
 
     @abstractmethod
-    def mark_trained(self, staged: StagedBatch) -> None:
+    def mark_trained(self, staged: StagedBags) -> None:
         """Record that a step has changed, or will change, the rows of the batch `staged`."""
 
     def bags(self, features: KeyedJagged) -> BagBatch:
@@ -277,7 +277,7 @@ class TableGroup(ABC):
 
     def _key_places(self, keys: tuple[str, ...]) -> NDArray[np.int64]:
         """Return the position in `keys` of each feature of the group; cached, since batches have the same keys."""
-        # Read and replaced as one tuple: one thread may prepare batches while another reads one with other keys.
+        # Read and replaced as one tuple: one thread may stage batches while another reads one with other keys.
         cached_keys, positions = self._places
         if keys != cached_keys:
             places = {name: place for place, name in enumerate(keys)}

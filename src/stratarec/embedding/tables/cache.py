@@ -6,7 +6,7 @@ no dirty bit. One set in sixteen belongs to an overflow area with another hash, 
 in use. Hot rows have permanent slots after all caches of the group. Two comparisons show whether an id is hot, and its
 slot follows from the id, so hot rows need neither tag nor stamp.
 
-The `Directory` decides which rows move, and a `Mover` moves them in two steps. `Mover.prepare` writes evicted rows to
+The `Directory` decides which rows move, and a `Mover` moves them in two steps. `Mover.begin` writes evicted rows to
 the home and reads missing rows from it; no slot changes, so the assignment of slots can still be undone. `Mover.finish`
 writes slots. An interrupt there loses rows, and sets the `Health` of the collection to failed. If records are
 addressable memory (dram, mapped) that slots can be swapped with, rows are moved in one pass. If records are in files or
@@ -325,7 +325,7 @@ class Mover(ABC):
         self._pinned_bytes = 0
 
     @abstractmethod
-    def prepare(self, staging: kernel.Staging, batch_number: int) -> Fetched | None:
+    def begin(self, staging: kernel.Staging, batch_number: int) -> Fetched | None:
         """Write evicted rows to the home and read the missing rows from it.
 
         No slot changes, so the caller can still undo the assignment.
@@ -355,9 +355,9 @@ class Mover(ABC):
         Parameters
         ----------
         staging, batch_number
-            The arguments of `prepare`.
+            The arguments of `begin`.
         fetched : Fetched or None
-            Result of `prepare`.
+            Result of `begin`.
 
         Raises
         ------
@@ -425,7 +425,7 @@ class AddressableHome(Mover):
         return array
 
     @traced("fetch rows")
-    def prepare(self, staging: kernel.Staging, batch_number: int) -> Fetched | None:
+    def begin(self, staging: kernel.Staging, batch_number: int) -> Fetched | None:
         if not staging.released.any():
             return None
         # Done before `finish`, which may put other rows into the slots of the overflow area that are released here.
@@ -456,7 +456,7 @@ class DeviceHome(Mover):
         return self.store.records
 
     @traced("fetch rows")
-    def prepare(self, staging: kernel.Staging, batch_number: int) -> Fetched | None:
+    def begin(self, staging: kernel.Staging, batch_number: int) -> Fetched | None:
         outgoing, incoming = kernel.moves(self._directory.layout, staging, self._directory.workspace)
         if len(outgoing):
             self._encode(outgoing, self._records, outgoing.rows, batch_number)
@@ -476,7 +476,7 @@ class StoredHome(Mover):
     """Mover for other stores: records pass through a buffer that grows to the largest batch."""
 
     @traced("fetch rows")
-    def prepare(self, staging: kernel.Staging, batch_number: int) -> Fetched | None:
+    def begin(self, staging: kernel.Staging, batch_number: int) -> Fetched | None:
         outgoing, incoming = kernel.moves(self._directory.layout, staging, self._directory.workspace)
         records = self._staging(len(outgoing))
         if len(outgoing):

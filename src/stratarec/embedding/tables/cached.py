@@ -24,7 +24,7 @@ from stratarec.embedding.homes import HOMES
 from stratarec.embedding.lookup_engine import Health
 from stratarec.embedding.optimizers import StepClock
 from stratarec.embedding.slots import Level0
-from stratarec.embedding.slots.memory import SlotMemory, StagedBatch
+from stratarec.embedding.slots.memory import SlotMemory, StagedBags
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.tables.base import BatchStamp, TableGroup
 from stratarec.embedding.tables.cache import Directory, SlotRecords, mover_of
@@ -89,7 +89,7 @@ class CachedTables(TableGroup):
             self.memory.initialize(directory.layout, moves, np.ones(len(hot), bool))
 
     @traced("stage")
-    def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBatch:
+    def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBags:
         fetched = np.zeros(len(self.configs), dtype=np.int64)
         stuck = self._bring_in(bags, out, stamp, stamp.horizon, fetched)
         if stuck >= 0 and stamp.horizon < stamp.value:
@@ -102,7 +102,7 @@ class CachedTables(TableGroup):
             self.traffic.add_sample(np.array([self._distinct(bags, out), fetched]))
         return self.memory.stage(self.layout, replace(bags, values=out))
 
-    def mark_trained(self, staged: StagedBatch) -> None:
+    def mark_trained(self, staged: StagedBags) -> None:
         """Do nothing: the stamps of slots show which rows changed."""
 
     def _distinct(self, bags: BagBatch, slots: NDArray[np.int32]) -> list[int]:
@@ -124,7 +124,7 @@ class CachedTables(TableGroup):
             staging = self.directory.assign(self.layout, bags, out, stamp.value, horizon)
             try:
                 self.check_id(bags, staging.bad)
-                fetched = self.mover.prepare(staging, stamp.number)
+                fetched = self.mover.begin(staging, stamp.number)
             except StrataError:
                 self.directory.undo(staging)
                 raise

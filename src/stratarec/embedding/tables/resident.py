@@ -14,7 +14,7 @@ from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import CodecConfig, EmbeddingBagConfig
 from stratarec.embedding.optimizers import StepClock
 from stratarec.embedding.slots import Level0
-from stratarec.embedding.slots.memory import StagedBatch
+from stratarec.embedding.slots.memory import StagedBags
 from stratarec.embedding.stores.arrays import allocate_bits, clear_bits, row_chunks, set_rows
 from stratarec.embedding.stores.row_files import DeltaChain
 from stratarec.embedding.tables.base import BatchStamp, TableGroup, TableNumbers
@@ -86,11 +86,11 @@ class ResidentTables(TableGroup):
                 set_bits(self._trained, begin + first + trained)
 
     @traced("stage")
-    def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBatch:
+    def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBags:
         """Check the ids and stage the bags. Ids are slots, so nothing is fetched; `out` and `stamp` are not used."""
         return self._stage(bags)
 
-    def _stage(self, bags: BagBatch) -> StagedBatch:
+    def _stage(self, bags: BagBatch) -> StagedBags:
         self.check_id(bags, first_outside(self.layout, bags))
         return self.memory.stage(self.layout, bags)
 
@@ -101,7 +101,7 @@ class ResidentTables(TableGroup):
         self._fresh = self._fresh and not self.step_clock.optimizer.clocked
         return self._pool_once(packed, out)
 
-    def mark_trained(self, staged: StagedBatch) -> None:
+    def mark_trained(self, staged: StagedBags) -> None:
         self._fresh = False
         # Marking takes time in every step, so it begins after the first checkpoint, which compares rows with their
         # initial values instead. Rows with clocks are marked from the start, because reading changes them too.

@@ -44,7 +44,7 @@ def close_context(context: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def prepare(requests, number, descriptor, address, size, offset):
+def fill_request(requests, number, descriptor, address, size, offset):
     """Fill request `number` of `requests` and return the address of the request.
 
     A request is a ``struct iocb`` of `REQUEST_WORDS` words.

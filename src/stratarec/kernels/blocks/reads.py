@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from stratarec.kernels.bit_rows.cpu import copy_bytes
-from stratarec.kernels.blocks.aio import EVENT_WORDS, collect, prepare, submit
+from stratarec.kernels.blocks.aio import EVENT_WORDS, collect, fill_request, submit
 from stratarec.kernels.blocks.cpu import cell_place, is_intact, read_on, record_place, tag_of
 
 U = np.uint64
@@ -94,7 +94,7 @@ def read_cells(context, request, buffers, alignment, shape):
             span = buffers.spans[number]
             run_of(cells, first, size, alignment, shape, span)
             descriptor, address = request.descriptors[cells[first] // per_segment], buffers.words.ctypes.data
-            buffers.addresses[count] = prepare(
+            buffers.addresses[count] = fill_request(
                 buffers.requests, number, descriptor, address + number * size, span[SIZE], span[BEGIN]
             )
             first = span[LAST]

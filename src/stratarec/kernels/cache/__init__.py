@@ -191,7 +191,7 @@ class StageWorkspace:
     """Tables in descending order of lookups."""
     _planned: bytes = b""
 
-    def prepare(self, lookups: Ints, layout: CacheLayout) -> dict[str, NDArray[np.int64]]:
+    def reserve(self, lookups: Ints, layout: CacheLayout) -> dict[str, NDArray[np.int64]]:
         """Return lists with room for every lookup and every overflow slot of each table.
 
         Parameters
@@ -250,7 +250,7 @@ def stage(
     tables = len(layout.sets)
     none = np.zeros((4, tables), dtype=np.int64)
     done = Staging(rows_in=none[0], victims=none[1], released=none[2], stuck=none[3], reach=state.reach.copy())
-    lists = workspace.prepare(lookups_by_table(group, bags), layout)
+    lists = workspace.reserve(lookups_by_table(group, bags), layout)
     bad = np.full(tables, -1, dtype=np.int64)
     cpu.stage(
         team_of(team_threads()), (bags.compiled, bags.key, group.table_start, group.table_features),

@@ -90,9 +90,9 @@ def train_period(
                 stages.rate_factor = before.rate_factor
             progress.start("train", len(loader), "steps")
             losses = Losses(position)
-            with stages.prepare_ahead(stages.load(before.number)) as ahead:
-                for item, prepared in ahead:
-                    losses.count(stages.train(position.step, *item, prepared))
+            with stages.stage_ahead(stages.load(before.number)) as ahead:
+                for item, handle in ahead:
+                    losses.count(stages.train(position.step, *item, handle))
                     tuner.after_step(position.step)
                     progress.advance(1, f"loss {position.smoothed_loss:.4f}")
             losses.read()

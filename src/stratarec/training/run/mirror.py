@@ -150,7 +150,7 @@ class RunMirror:
     def _newest(self) -> Version | None:
         return next(reversed(self._versions.values()), None)
 
-    def prepare(self, *, resume: bool, overwrite: bool) -> None:
+    def claim(self, *, resume: bool, overwrite: bool) -> None:
         """Check that this run may use the mirror and, if it resumes, copy what the run's directory lacks.
 
         Raises

@@ -1,9 +1,9 @@
 """Decide after which steps a run is evaluated, saved or stopped.
 
 Evaluations, checkpoints every N steps and the end of the run must see the same state for every lookahead. Their steps
-are known in advance, so each is a *barrier*: no batch beyond it is prepared before it is reached. Checkpoints every N
+are known in advance, so each is a *barrier*: no batch beyond it is staged before it is reached. Checkpoints every N
 minutes and stops by the user are not known in advance. They are delayed until all batches that may already have been
-prepared are trained: `ahead` steps after the request, or earlier at a barrier or the end of an epoch. The delay depends
+staged are trained: `ahead` steps after the request, or earlier at a barrier or the end of an epoch. The delay depends
 only on the step of the request, so all processes of a run act after the same step.
 """
 
@@ -88,7 +88,7 @@ class Decision:
     stop: bool = False
     """Write a checkpoint and stop."""
     drain: bool = False
-    """Prepare no further batches, because an action must wait until the prepared batches are trained."""
+    """Stage no further batches, because an action must wait until the staged batches are trained."""
 
 
 class Cadence:
@@ -100,7 +100,7 @@ class Cadence:
     total_steps : int
         Number of steps of the whole run.
     ahead : int
-        Maximum number of batches that are prepared but not trained yet.
+        Maximum number of batches that are staged but not trained yet.
     stop : callable
         Returns whether the user asked to stop.
     agree : Agree

@@ -33,7 +33,7 @@ from stratarec.batch.batch import Batch
 from stratarec.data.loading.loader import Loader
 from stratarec.embedding import Handle
 from stratarec.embedding.engine import Engine
-from stratarec.embedding.lookup_engine import Prepared
+from stratarec.embedding.lookup_engine import StagedBatch
 from stratarec.embedding.packed_batch import BatchBuffer
 from stratarec.embedding.rings import Ring, sequence_room
 from stratarec.embedding.slots.memory import Tensors
@@ -69,7 +69,7 @@ class StepInputs:
     request : Request
         Its lists are on the device. A graph does not read its other tensors, which are on the host.
     buffer : BatchBuffer
-        Contains the following tensors and, if rows are on the device, the staged batch of each table group.
+        Contains the following tensors and, if rows are on the device, the staged bags of each table group.
     numbers : Tensor
         ``[5]`` float32: learning rate, step size and inverse square root of the second bias correction of rows;
         learning rate of the network; share of the weights in their average.
@@ -159,42 +159,42 @@ class GraphStep:
         self._graphs: dict[Any, _Graph | None] = {}
 
     def train(
-        self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
+        self, step: int, batch: Batch, request: Request | None = None, handle: Handle | None = None
     ) -> StepResult:
         """Train one batch as `Stages.train` does."""
         stages, engine, seconds = self._stages, self._engine, self._engine.seconds
         stages.draw(step)
         request = request or self._model.request(batch)
-        if prepared is None:
+        if handle is None:
             tensors = self.tensors(step, batch, request) if self.packs_all else ()
-            prepared = engine.prepare_now(request.features, tensors)
-        assert isinstance(prepared, Prepared)
+            handle = engine.stage_now(request.features, tensors)
+        assert isinstance(handle, StagedBatch)
         rows: tuple[Tensor, ...] = ()
         counts: tuple[int, ...] = ()
         with timed(seconds, "forward"):
             if self._is_queued:
-                engine.begin(prepared)
+                engine.begin(handle)
             else:
                 with timed(seconds, "look up"):
-                    rows = engine.look_up(prepared)
+                    rows = engine.look_up(handle)
                     counts = tuple(map(len, rows))
                     rows = self._with_room(tuple(map(engine.level0.to_network, rows)))
         try:
             with timed(seconds, "forward"):
-                buffer = self._buffer(step, batch, request, prepared)
+                buffer = self._buffer(step, batch, request, handle)
                 inputs = StepInputs.of(buffer if self._is_queued else buffer.without_groups(), request, rows)
             outcome = self._run(inputs, self._train if self._is_queued else self._differentiate)
             if self._is_queued:
                 # The device changes rows from now on: an interrupt before the step is counted leaves them incomplete.
                 with engine.health.changing("an optimizer step"):
-                    engine.end(prepared)
+                    engine.end(handle)
                 self._set_rates(stages.rate(step))
                 return self._result(step, batch.size)
-            if buffer is not prepared.packed:
+            if buffer is not handle.packed:
                 buffer.release()
-            return StepResult(self._finish(step, prepared, outcome, counts), batch.size)
+            return StepResult(self._finish(step, handle, outcome, counts), batch.size)
         except BaseException:
-            prepared.release()
+            handle.release()
             raise
 
     # Packing
@@ -218,13 +218,13 @@ class GraphStep:
         numbers = (*self._engine.row_numbers(rows_step)[0], stages.rate(step), share)
         return torch.tensor(numbers, dtype=torch.float32)
 
-    def _buffer(self, step: int, batch: Batch, request: Request, prepared: Prepared) -> BatchBuffer:
+    def _buffer(self, step: int, batch: Batch, request: Request, handle: StagedBatch) -> BatchBuffer:
         """Return the buffer of a batch, whose copy to the device has begun."""
         if not self.packs_all:
             buffer = BatchBuffer.pack(self._ring, (), self.tensors(step, batch, request))
             buffer.arrive()
             return buffer
-        packed = prepared.packed
+        packed = handle.packed
         assert isinstance(packed, BatchBuffer)
         packed.arrive()
         # A batch is packed with the numbers that are expected for its step. A factor on the learning rate that was set
@@ -352,7 +352,7 @@ class GraphStep:
         result = self._results[place] = StepResult(read, samples)
         return result
 
-    def _finish(self, step: int, prepared: Prepared, outcome: Outcome, counts: Sequence[int]) -> float:
+    def _finish(self, step: int, handle: StagedBatch, outcome: Outcome, counts: Sequence[int]) -> float:
         """Wait for the loss and the gradients of rows, update network and rows, and return the loss."""
         stages, engine, transfers = self._stages, self._engine, self._engine.transfers
         with timed(engine.seconds, "backward"):
@@ -364,11 +364,11 @@ class GraphStep:
             transfers.wait()
             value = stages.finite(float(on_host), step)
         with timed(engine.seconds, "update network"):
-            scale = stages.clip(prepared, rows, norm)
+            scale = stages.clip(handle, rows, norm)
             stages.update_network(step)
         # The host updates rows while the device updates the network.
         with timed(engine.seconds, "backward"), timed(engine.seconds, "update rows"):
-            engine.update_rows(prepared, rows, scale)
+            engine.update_rows(handle, rows, scale)
         return value
 
 
@@ -382,10 +382,10 @@ class DeviceStages(Stages):
         self._graph_step = GraphStep(self)
 
     def train(
-        self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
+        self, step: int, batch: Batch, request: Request | None = None, handle: Handle | None = None
     ) -> StepResult:
         """Train one batch by `GraphStep.train`."""
-        return self._graph_step.train(step, batch, request, prepared)
+        return self._graph_step.train(step, batch, request, handle)
 
     def tensors_of_items(self) -> Callable[[Item], Tensors] | None:
         step, steps = self._graph_step, count(self.model.embeddings.engine.step)

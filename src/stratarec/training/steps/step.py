@@ -3,7 +3,7 @@
     stage            what happens                                     thread
     load             the loader yields the next batch                 loader
                      list the ids that the batch looks up             reader
-    prepare ahead    send ids to the ranks that hold their rows       prefetcher
+    stage ahead      send ids to the ranks that hold their rows       prefetcher
                      fetch the rows into level 0                      prefetcher
     look up          pool the rows of the batch                       training
     forward          logits and loss                                  training
@@ -178,19 +178,19 @@ class Stages:
         """
         return request.features
 
-    def prepare_ahead(
+    def stage_ahead(
         self, items: Iterator[Item], barrier: Callable[[int], bool] = lambda place: False, *, depth: int | None = None
     ) -> Prefetcher[Item]:
-        """Return a context manager that yields ``(item, prepared)``: ids are exchanged, and rows fetched into level 0.
+        """Return a context manager that yields ``(item, handle)``: ids are exchanged, and rows fetched into level 0.
 
         Another thread works ahead of training, but not beyond a barrier.
 
         Parameters
         ----------
         barrier : callable
-            Returns whether the i-th item must be trained before later items are prepared.
+            Returns whether the i-th item must be trained before later items are staged.
         depth : int
-            Number of items that are prepared ahead; by default the lookahead of the tables.
+            Number of items that are staged ahead; by default the lookahead of the tables.
         """
         depth = self.engine.lookahead if depth is None else depth
         return Prefetcher(
@@ -208,9 +208,9 @@ class Stages:
     # A step
 
     def train(
-        self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
+        self, step: int, batch: Batch, request: Request | None = None, handle: Handle | None = None
     ) -> StepResult:
-        """Train one batch. If `request` and `prepared` are None, they are computed in this step.
+        """Train one batch. If `request` and `handle` are None, they are computed in this step.
 
         Raises
         ------
@@ -220,15 +220,15 @@ class Stages:
         """
         self.draw(step)
         with timed(self.seconds, "forward"):
-            rows, request = self.look_up(batch, request, prepared)
+            rows, request = self.look_up(batch, request, handle)
             loss = self.forward(batch, request, rows)
             value = self.finite(loss.item(), step)
         with timed(self.seconds, "backward"):
             gradients = self.backward(loss, rows)
         with timed(self.seconds, "update network"):
-            scale = self.clip(rows.prepared, gradients)
+            scale = self.clip(rows.handle, gradients)
         with timed(self.seconds, "backward"), timed(self.seconds, "update rows"):
-            self.engine.update_rows(rows.prepared, gradients, scale)
+            self.engine.update_rows(rows.handle, gradients, scale)
         with timed(self.seconds, "update network"):
             self.update_network(step)
         return StepResult(value, batch.size)
@@ -237,10 +237,10 @@ class Stages:
         """Seed the random numbers of the network for a step on one rank."""
         seed_dropout(self._dropouts, self.config.seed, self.earlier + step, rank)
 
-    def look_up(self, batch: Batch, request: Request | None, prepared: Handle | None) -> tuple[LookedUp[Any], Request]:
+    def look_up(self, batch: Batch, request: Request | None, handle: Handle | None) -> tuple[LookedUp[Any], Request]:
         """Look up the rows of a batch, and return them with the request of the batch."""
         request = request or self.request(batch)
-        return LookedUp(self.engine, prepared or self.engine.prepare_now(self.exchange(request, never))), request
+        return LookedUp(self.engine, handle or self.engine.stage_now(self.exchange(request, never))), request
 
     @traced("forward")
     def forward(self, batch: Batch, request: Request, rows: LookedUp[Any]) -> Tensor:
@@ -267,7 +267,7 @@ class Stages:
         loss.backward()  # type: ignore[no-untyped-call]
         return rows.gradients
 
-    def clip(self, prepared: Any, gradients: Sequence[Tensor], norm: Tensor | None = None) -> float:
+    def clip(self, handle: Any, gradients: Sequence[Tensor], norm: Tensor | None = None) -> float:
         """Scale the network's gradients down so that their norm is at most `train.clip_norm`; return the factor for
         gradients of rows.
 
@@ -275,7 +275,7 @@ class Stages:
 
         Parameters
         ----------
-        prepared, gradients
+        handle, gradients
             As for `LookupEngine.update_rows`; only `train.clip_rows` needs the gradients.
         norm : Tensor
             Norm of the network's gradients, if it is already computed.
@@ -288,7 +288,7 @@ class Stages:
             nn.utils.clip_grads_with_norm_(weights, limit, norm)
             return 1.0
         assert isinstance(self.engine, Engine)
-        norm = torch.hypot(norm, torch.tensor(self.engine.gradient_norm(prepared, gradients), dtype=norm.dtype))
+        norm = torch.hypot(norm, torch.tensor(self.engine.gradient_norm(handle, gradients), dtype=norm.dtype))
         nn.utils.clip_grads_with_norm_(weights, limit, self.engine.transfers.up(norm))
         # The formula of `clip_grads_with_norm_`.
         return min(limit / (norm.item() + 1e-6), 1.0)
