@@ -149,10 +149,10 @@ class Ours:
     """The run, with the interface of its peers."""
 
     def __init__(self, run: Run) -> None:
-        self.stages, self.steps = run.stages, 0
+        self.pipeline, self.steps = run.pipeline, 0
 
     def step(self, batch: Batch) -> None:
-        self.stages.train(self.steps, batch)
+        self.pipeline.train(self.steps, batch)
         self.steps += 1
 
 

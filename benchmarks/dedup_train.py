@@ -43,14 +43,14 @@ class Side:
     def _forever(self) -> Iterator[tuple[Batch, Request]]:
         epoch = 0
         while True:
-            yield from self.run.stages.load(epoch)
+            yield from self.run.pipeline.load(epoch)
             epoch += 1
 
     def steps(self, count: int) -> float:
         """Run `count` steps and return the seconds per step."""
         began = time.perf_counter()
         for item in islice(self.batches, count):
-            self.run.stages.train(self.step, *item)
+            self.run.pipeline.train(self.step, *item)
             self.step += 1
         return (time.perf_counter() - began) / count
 

@@ -118,7 +118,7 @@ def ours(log: Log, seed: int, changes: Sequence[str]) -> Row:
     try:
         began = time.perf_counter()
         for step, batch in enumerate(islice(run.loader.epoch(0), log.steps)):
-            run.stages.train(step, batch)
+            run.pipeline.train(step, batch)
         seconds = time.perf_counter() - began
         scored = {
             split: score_split(run.model, log.dataset, split, precision="float32", progress=SilentProgress())

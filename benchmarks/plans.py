@@ -137,8 +137,8 @@ def cell(name: str, config: PrepareConfig, folder: Path, shorter: int) -> dict[s
     planned_step, drift = (planned.total + later.total) / 2, later.network / planned.network
     took = MeasuredStep.of(asdict(trainer.state))
     assert took is not None
-    stages = {stage.name: stage.seconds for stage in (*took.stages, *took.ahead)}
-    compute = stages["looking up rows"] + stages["updating rows"]
+    parts = {part.name: part.seconds for part in (*took.parts, *took.ahead)}
+    compute = parts["looking up rows"] + parts["updating rows"]
     caches = {each["table"]: each for each in result["caches"]}
     cached = [placed for placed in plan.tables if placed.table in caches]
     planned_hits = _hits([(placed.distinct, placed.misses) for placed in cached])
@@ -147,12 +147,12 @@ def cell(name: str, config: PrepareConfig, folder: Path, shorter: int) -> dict[s
         "cell": name, "batch": batch, "steps": recipe.train.max_steps, "cached": len(cached),
         "step_ms": 1e3 * took.seconds, "planned_step_ms": 1e3 * planned_step,
         "tables_ms": 1e3 * compute, "planned_tables_ms": 1e3 * planned.tables.compute,
-        "bring_in_ms": 1e3 * stages["fetching rows into level 0"],
+        "bring_in_ms": 1e3 * parts["fetching rows into level 0"],
         "planned_bring_in_ms": 1e3 * (planned.tables.staging + planned.tables.device),
-        "network_ms": 1e3 * (stages["network, forward"] + stages["network, backward"] + stages["updating the network"]),
+        "network_ms": 1e3 * (parts["network, forward"] + parts["network, backward"] + parts["updating the network"]),
         "planned_network_ms": 1e3 * planned.network,
         "wait_ms": 1e3 * took.wait.seconds,
-        "reading_ms": 1e3 * stages["reading batches"], "drift": drift,
+        "reading_ms": 1e3 * parts["reading batches"], "drift": drift,
         "hit_rate": measured_hits, "planned_hit_rate": planned_hits,
         "time_error": planned_step / took.seconds - 1,
         "bytes_error": max(map(_bytes_error, result["memory"]), default=0.0),

@@ -38,8 +38,8 @@ from stratarec.errors import TrainingError
 from stratarec.kernels.runtime.threads import limit_threads
 from stratarec.planning.machine import Cluster
 from stratarec.recipe import Recipe
-from stratarec.training.distributed import RankStages
-from stratarec.training.forecast import rank_stages
+from stratarec.training.distributed import RankPipeline
+from stratarec.training.forecast import rank_pipeline
 
 WARM = 2
 """Number of steps before the recorded ones. They compile kernels and create optimizer state."""
@@ -151,23 +151,25 @@ def mesh_of(turns: Turns, rank: int, hosts: int, local: int, *, by_towers: bool)
     )  # fmt: skip
 
 
-def train(stages: RankStages, steps: int, between: Callable[[bool], None], depth: int = 0) -> tuple[list[float], float]:
+def train(
+    pipeline: RankPipeline, steps: int, between: Callable[[bool], None], depth: int = 0
+) -> tuple[list[float], float]:
     """Train some steps on batches in memory. Return the loss of each step, and the mean seconds of a step.
 
     `between` is called between the parts of a step. Its argument is whether the next part stages a batch.
     """
-    files = stages.mesh.files
-    batches = list(islice(stages.loader.batches(0), WARM + steps))
-    items = ((batch, stages.request(batch)) for batch in batches)
+    files = pipeline.mesh.files
+    batches = list(islice(pipeline.loader.batches(0), WARM + steps))
+    items = ((batch, pipeline.request(batch)) for batch in batches)
     losses, began, ended = [], 0.0, 0.0
-    with stages.stage_ahead(items, depth=depth) as ahead:
+    with pipeline.stage_ahead(items, depth=depth) as ahead:
         between(True)
         for number, (item, handle) in enumerate(ahead):
             between(False)
             if number == WARM:
                 files.agree(None)
                 began = time.perf_counter()
-            losses.append(stages.train(number, *item, handle).loss)
+            losses.append(pipeline.train(number, *item, handle).loss)
             between(True)
         files.agree(None)
         ended = time.perf_counter()
@@ -190,9 +192,9 @@ def record(recipe: Recipe, dataset: Dataset, hosts: int, local: int, steps: int)
     turns = Turns(ranks)
 
     def work(rank: int) -> list[float]:
-        stages = rank_stages(recipe, dataset, mesh_of(turns, rank, hosts, local, by_towers=by_towers))
-        with closing(stages.model.embeddings):
-            return train(stages, steps, lambda ahead: turns.part(rank, ahead=ahead))[0]
+        pipeline = rank_pipeline(recipe, dataset, mesh_of(turns, rank, hosts, local, by_towers=by_towers))
+        with closing(pipeline.model.embeddings):
+            return train(pipeline, steps, lambda ahead: turns.part(rank, ahead=ahead))[0]
 
     with ThreadPoolExecutor(ranks) as pool:
         losses, *_ = pool.map(lambda rank: turns.run(rank, partial(work, rank)), range(ranks))

@@ -17,7 +17,7 @@ from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.measure import collective_times
 from stratarec.distributed.mesh import joined
 from stratarec.recipe import Recipe
-from stratarec.training.forecast import rank_stages
+from stratarec.training.forecast import rank_pipeline
 
 SIZE = 1 << 20
 
@@ -31,11 +31,11 @@ def main() -> int:
             recipe = Recipe.from_dict(content)
             flat = recipe.distributed.exchange == "flat"
             torch.manual_seed(0)
-            stages = rank_stages(
+            pipeline = rank_pipeline(
                 recipe, Dataset.open(recipe.data.path), replace(mesh, inside=None, between=None) if flat else mesh
             )
-            with closing(stages.model.embeddings):
-                losses, seconds = train(stages, settings["steps"], lambda ahead: None, depth=1)
+            with closing(pipeline.model.embeddings):
+                losses, seconds = train(pipeline, settings["steps"], lambda ahead: None, depth=1)
             runs.append({"losses": losses, "seconds": seconds})
         if mesh.is_first:
             rate = SIZE / max(large - small, 1e-9)

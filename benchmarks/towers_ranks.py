@@ -86,7 +86,7 @@ class Bench:
         from stratarec.embedding.tiers import TierConfig
         from stratarec.models import DLRMConfig, TowersConfig, build_model
         from stratarec.recipe.train_section import TrainConfig
-        from stratarec.training.distributed import GradientReducer, RankStages
+        from stratarec.training.distributed import GradientReducer, RankPipeline
 
         self.contender, by_towers = contender, contender.exchange == "sptt"
         modules = contender.compression > 1
@@ -124,7 +124,7 @@ class Bench:
             self.model = DisaggregatedModel(self.model, mesh, config, 1)
         self.reduction = TimedReduction(GradientReducer(self.mesh, self.model.network, dense_wire))
         train = TrainConfig(batch_size=shape.batch * mesh.ranks)
-        self.stages = RankStages(
+        self.pipeline = RankPipeline(
             self.mesh, self.model, build_optimizer(train.dense, self.model.network), train, None,
             reduction=self.reduction,
         )  # fmt: skip
@@ -147,18 +147,18 @@ class Bench:
     def _items(self) -> Iterator[tuple[Any, Any]]:
         for number in range(self.step, 10**9):
             batch = self._batches[number % len(self._batches)]
-            yield batch, self.stages.request(batch)
+            yield batch, self.pipeline.request(batch)
 
     def stretch(self, steps: int) -> dict[str, float]:
         """Return means of a step (seconds, processor seconds, parts, bytes on the wire) and the last loss."""
         items, means = islice(self._items(), _WARM + steps + _AHEAD), {}
-        with self.stages.stage_ahead(items, depth=_AHEAD) as ahead:
+        with self.pipeline.stage_ahead(items, depth=_AHEAD) as ahead:
             for number, (item, handle) in enumerate(ahead):
                 if number in (_WARM, _WARM + steps):
                     self.mesh.files.agree(None)
                     now = self._now()
                     means = now if number == _WARM else {name: (now[name] - means[name]) / steps for name in now}
-                loss = self.stages.train(self.step, *item, handle).loss
+                loss = self.pipeline.train(self.step, *item, handle).loss
                 self.step += 1
         return {**means, "loss": loss}
 

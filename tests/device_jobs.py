@@ -42,9 +42,9 @@ from stratarec.training.evaluate import score_split
 from stratarec.training.forecast import device_rates
 from stratarec.training.run.open_run import open_run
 from stratarec.training.run.run_directory import read_result
-from stratarec.training.steps.graph_step import build_stages
+from stratarec.training.steps.graph_step import build_pipeline
 from stratarec.training.steps.loss import Objective
-from stratarec.training.steps.step import Stages
+from stratarec.training.steps.step import TrainPipeline
 from stratarec.training.torch_setup import build_optimizer, record, torch_settings
 from stratarec.training.trainer import Trainer
 
@@ -118,13 +118,13 @@ def built(case: dict[str, Any], rows_on: str = "cpu") -> tuple[CTRModel, TrainCo
     return model, TrainConfig(**case.get("train", {}))
 
 
-def stages_of(case: dict[str, Any], device: str, rows_on: str = "cpu") -> Stages:
-    """Return the stages of a step for the model of a case, on a device."""
+def pipeline_of(case: dict[str, Any], device: str, rows_on: str = "cpu") -> TrainPipeline:
+    """Return the pipeline of the model of a case, on a device."""
     model, train = built(case, rows_on)
     model.place(open_device(device))
     model.train()
     nothing: Any = None
-    return build_stages(model, build_optimizer(train.dense, model.network), train, nothing)
+    return build_pipeline(model, build_optimizer(train.dense, model.network), train, nothing)
 
 
 def batch_of(case: dict[str, Any], step: int) -> Batch:
@@ -135,17 +135,17 @@ def batch_of(case: dict[str, Any], step: int) -> Batch:
 
 def losses(case: dict[str, Any], device: str, steps: int, rows_on: str = "cpu") -> list[float]:
     """Return the loss of each step, and the mean of the scores after the last step."""
-    stages, results = stages_of(case, device, rows_on), []
+    pipeline, results = pipeline_of(case, device, rows_on), []
     with torch_settings(threads=1):
         for step in range(steps):
             lazy_device.WAITS.clear()
-            results.append(stages.train(step, batch_of(case, step)).loss)
+            results.append(pipeline.train(step, batch_of(case, step)).loss)
             if device != "cpu":
                 assert lazy_device.WAITS in ([], ["event"]), lazy_device.WAITS
-        stages.model.eval()
-        with torch.no_grad(), stages.average.shown():
-            results.append(float(stages.model(batch_of(case, 0)).mean().cpu()))
-    stages.model.embeddings.close()
+        pipeline.model.eval()
+        with torch.no_grad(), pipeline.average.shown():
+            results.append(float(pipeline.model(batch_of(case, 0)).mean().cpu()))
+    pipeline.model.embeddings.close()
     return results
 
 
@@ -260,18 +260,18 @@ def whole(root: str) -> None:
     print(json.dumps(len(scores[0].logit)))
 
 
-_UPDATE, _PIN, _TAKEN = Stages.update_network, lazy_device.Driver.__base__.pinned, accelerator._Pinned._allocate
+_UPDATE, _PIN, _TAKEN = TrainPipeline.update_network, lazy_device.Driver.__base__.pinned, accelerator._Pinned._allocate
 _FAILING: set[str] = set()
 
 
-def _failing_update(stages: Stages, step: int) -> None:
+def _failing_update(pipeline: TrainPipeline, step: int) -> None:
     """Fail from the sixth step on, as `_FAILING` selects."""
     if step == 5:
         lazy_device.Chip.broken = "chip" in _FAILING
         lazy_device.Chip.limit = lazy_device.Chip.held * ("memory" in _FAILING)
         if "pinned" in _FAILING:
             accelerator._Pinned._allocate = lambda self, size: _PIN(self._driver, size)  # torch refuses it here
-    _UPDATE(stages, step)
+    _UPDATE(pipeline, step)
 
 
 def failures(root: str) -> None:
@@ -297,7 +297,7 @@ def failures(root: str) -> None:
     trained(name, "cpu")
     for name in ("chip", "memory", "pinned"):
         _FAILING.add(name)
-        with damaged({"stratarec.training.steps.step.Stages.update_network": _failing_update}):
+        with damaged({"stratarec.training.steps.step.TrainPipeline.update_network": _failing_update}):
             try:
                 trained(name, "lazy")
             except StrataError as error:

@@ -33,7 +33,7 @@ from stratarec.models import DLRMConfig, HistoryConfig, build_model, request
 from stratarec.models.zoo.config import DCNv2Config, DINConfig
 from stratarec.recipe.train_section import AverageConfig, DenseOptimizerConfig, TrainConfig
 from stratarec.training.steps import graph_step
-from stratarec.training.steps.step import Stages
+from stratarec.training.steps.step import TrainPipeline
 from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 ROWS = {"a": 90, "b": 40, "tags": 60}
@@ -97,8 +97,8 @@ def memory(kind: str) -> Iterator[None]:
         slots.MEMORIES["cpu"] = before
 
 
-def stages_of(case: dict[str, Any], kind: str, place: str = "cpu") -> Stages:
-    """Return the stages of a step of a small DLRM on the device `place`, with rows in a kind of slots."""
+def pipeline_of(case: dict[str, Any], kind: str, place: str = "cpu") -> TrainPipeline:
+    """Return the pipeline of a small DLRM on the device `place`, with rows in a kind of slots."""
     with memory(kind):
         sizes = {**_DLRM, "embedding_dim": 8, "interaction": case.get("interaction", "dot")}
         config = case.get("model", DLRMConfig(pooling="mean", **sizes))
@@ -112,7 +112,7 @@ def stages_of(case: dict[str, Any], kind: str, place: str = "cpu") -> Stages:
     model.place(open_device(place))
     model.train()
     train, nothing = TrainConfig(**case["train"]), None
-    return graph_step.build_stages(model, build_optimizer(train.dense, model.network), train, nothing)  # type: ignore[arg-type]
+    return graph_step.build_pipeline(model, build_optimizer(train.dense, model.network), train, nothing)  # type: ignore[arg-type]
 
 
 def batch_of(case: dict[str, Any], step: int, size: int = SIZE) -> Batch:
@@ -134,14 +134,16 @@ def batch_of(case: dict[str, Any], step: int, size: int = SIZE) -> Batch:
     return Batch(label=label, dense=torch.randn(size, 3, generator=draws), sparse=sparse, weight=weight)
 
 
-def state_of(stages: Stages, kind: str) -> list[torch.Tensor]:
+def state_of(pipeline: TrainPipeline, kind: str) -> list[torch.Tensor]:
     """Return copies of all weights, rows and states of a training."""
-    model = stages.model
-    parts = [*model.network.parameters(), *stages.average.hidden.values()]
+    model = pipeline.model
+    parts = [*model.network.parameters(), *pipeline.average.hidden.values()]
     with memory(kind):
         for table in model.embeddings.tables:
             parts += model.embeddings.rows(table.name, 0, min(table.num_embeddings, 40)).values()
-    parts += [value for entry in stages.optimizer.state.values() for value in entry.values() if torch.is_tensor(value)]
+    parts += [
+        value for entry in pipeline.optimizer.state.values() for value in entry.values() if torch.is_tensor(value)
+    ]
     return [part.detach().cpu().clone() for part in parts]
 
 
@@ -152,8 +154,8 @@ def compare(names: tuple[str, ...], steps: int = 4) -> None:
         for name in names:
             case = CASES[name]
             kinds = "plain", "device"
-            pair = [stages_of(case, kind) for kind in kinds]
-            assert isinstance(pair[1], graph_step.DeviceStages)
+            pair = [pipeline_of(case, kind) for kind in kinds]
+            assert isinstance(pair[1], graph_step.DevicePipeline)
             # Another size in between, as at the end of an epoch.
             sizes = [SIZE, SIZE, 7, *[SIZE] * steps][:steps]
             losses: list[list[float]] = [[], []]
@@ -217,15 +219,15 @@ def repeated(names: tuple[str, ...]) -> None:
         for graph in (None, Repeated, Full):
             graph_step._Graph = graph  # type: ignore[misc,assignment]
             with torch_settings(seed=1, threads=1):
-                stages = stages_of(case, "device")
-                assert isinstance(stages, graph_step.DeviceStages)
-                stages._graph_step._captures, stages.say = graph is not None, said.append
+                pipeline = pipeline_of(case, "device")
+                assert isinstance(pipeline, graph_step.DevicePipeline)
+                pipeline._graph_step._captures, pipeline.say = graph is not None, said.append
                 losses = [
                     # Batches with histories are of one form only if they are equal.
-                    stages.train(number, batch_of(case, number % 2 if "model" in case else number, sizes[number]))
+                    pipeline.train(number, batch_of(case, number % 2 if "model" in case else number, sizes[number]))
                     for number in range(5)
                 ]
-                states.append([torch.tensor([each.loss for each in losses]), *state_of(stages, "device")])
+                states.append([torch.tensor([each.loss for each in losses]), *state_of(pipeline, "device")])
         same = [all(map(torch.equal, states[0], other)) for other in states[1:]]
         results.append([same, Repeated.count, said])
     print(json.dumps(results))
@@ -234,18 +236,18 @@ def repeated(names: tuple[str, ...]) -> None:
 def bad_loss() -> None:
     """Print, as JSON, the error of a loss that is not finite, and whether it or a later step changed anything."""
     case = CASES["clipped, averaged, weighted"]
-    stages = stages_of(case, "device")
+    pipeline = pipeline_of(case, "device")
     with torch_settings(seed=1, threads=1):
-        first = stages.train(0, batch_of(case, 0)).loss
-        before = state_of(stages, "device")
+        first = pipeline.train(0, batch_of(case, 0)).loss
+        before = state_of(pipeline, "device")
         bad = batch_of(case, 1)
         bad.dense[0, 0] = torch.nan
-        results = [stages.train(1, bad), stages.train(2, batch_of(case, 2))]
+        results = [pipeline.train(1, bad), pipeline.train(2, batch_of(case, 2))]
         try:
             error = str(results[0].loss)
         except TrainingError as caught:
             error = str(caught)
-    print(json.dumps([first, error, all(map(torch.equal, before, state_of(stages, "device")))]))
+    print(json.dumps([first, error, all(map(torch.equal, before, state_of(pipeline, "device")))]))
 
 
 def bad_input(root: str) -> None:
@@ -256,39 +258,39 @@ def bad_input(root: str) -> None:
     case = {**CASES["adam"], "tiers": {"a": TableTier(home="log", cache_rows=32)}, "log": Path(root)}
     errors, sides = [], []
 
-    def refused(stages: Stages, step: int, batch: Batch) -> None:
+    def refused(pipeline: TrainPipeline, step: int, batch: Batch) -> None:
         try:
-            stages.train(step, batch)
+            pipeline.train(step, batch)
         except (StrataError, KeyboardInterrupt) as error:
             errors.append(f"{type(error).__name__}: {error}")
 
     full = StorageError("the disk is full")
     with torch_settings(seed=1, threads=1):
         for is_disturbed in (False, True):
-            stages = stages_of({**case, "log": Path(root) / str(is_disturbed)}, "device")
+            pipeline = pipeline_of({**case, "log": Path(root) / str(is_disturbed)}, "device")
             for step in range(4):
                 batch = batch_of(case, step)
                 if is_disturbed and step == 2:
                     batch.sparse.values[3] = 10_000
-                    refused(stages, step, batch)
+                    refused(pipeline, step, batch)
                     with mock.patch.object(SsdRecords, "write", side_effect=full) as write:
-                        refused(stages, step, batch_of(case, step))
+                        refused(pipeline, step, batch_of(case, step))
                     assert write.called
                     batch = batch_of(case, step)
-                stages.train(step, batch)
-            sides.append(state_of(stages, "device"))
+                pipeline.train(step, batch)
+            sides.append(state_of(pipeline, "device"))
         same = all(map(torch.equal, *sides))
-        assert isinstance(stages, graph_step.DeviceStages)
+        assert isinstance(pipeline, graph_step.DevicePipeline)
         with mock.patch.object(Engine, "end", side_effect=KeyboardInterrupt):
-            refused(stages, 4, batch_of(case, 4))
-        refused(stages, 5, batch_of(case, 5))
+            refused(pipeline, 4, batch_of(case, 4))
+        refused(pipeline, 5, batch_of(case, 5))
         losses, said, graph_step._MOST_GRAPHS, Repeated.count = [], list[str](), 1, 0
         for graph in (None, Repeated, Refused):
             graph_step._Graph = graph  # type: ignore[misc,assignment]
-            stages = stages_of(CASES["adam"], "device")
-            assert isinstance(stages, graph_step.DeviceStages)
-            stages._graph_step._captures, stages.say = graph is not None, said.append
-            results = [stages.train(step, batch_of(CASES["adam"], step, 12 - step // 2)) for step in range(6)]
+            pipeline = pipeline_of(CASES["adam"], "device")
+            assert isinstance(pipeline, graph_step.DevicePipeline)
+            pipeline._graph_step._captures, pipeline.say = graph is not None, said.append
+            results = [pipeline.train(step, batch_of(CASES["adam"], step, 12 - step // 2)) for step in range(6)]
             losses.append([result.loss for result in results])
     print(json.dumps([errors, same, losses[0] == losses[1] == losses[2], Repeated.count, said]))
 
@@ -395,15 +397,15 @@ def captured(name: str, faults: tuple[str, ...]) -> None:
     case, results = CASES[name], []
     for fault in faults:
         with torch_settings(seed=1, threads=1), _patched(FAULTS[fault]):
-            stages = stages_of(case, "device")
-            assert isinstance(stages, graph_step.DeviceStages)
-            step = stages._graph_step
-            stages.train(0, batch_of(case, 0))
+            pipeline = pipeline_of(case, "device")
+            assert isinstance(pipeline, graph_step.DevicePipeline)
+            step = pipeline._graph_step
+            pipeline.train(0, batch_of(case, 0))
             kept, logs = None, []
             # The second batch is the next one of the first one's form.
             for number in range(1, 30):
                 batch = batch_of(case, number)
-                request = stages.model.request(batch)
+                request = pipeline.model.request(batch)
                 handle = step._engine.stage_now(request.features, step.tensors(number, batch, request))
                 step._engine.begin(handle)
                 inputs = graph_step.StepInputs.of(step._buffer(number, batch, request, handle), request, ())

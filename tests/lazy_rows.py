@@ -91,7 +91,7 @@ def trained(case: dict[str, Any], place: str) -> tuple[list[bytes], list[Any]]:
 
     The factor changes while batches with the earlier one are staged.
     """
-    stages, copies, others, results = graph_jobs.stages_of(case, "plain", place), Counter[str](), 0, []
+    pipeline, copies, others, results = graph_jobs.pipeline_of(case, "plain", place), Counter[str](), 0, []
 
     def counted(name: str, method: Any) -> Any:
         def call(*given: Any) -> Any:
@@ -100,22 +100,22 @@ def trained(case: dict[str, Any], place: str) -> tuple[list[bytes], list[Any]]:
 
         return call
 
-    items = ((batch, stages.request(batch)) for batch in (graph_jobs.batch_of(case, step) for step in range(STEPS)))
+    items = ((batch, pipeline.request(batch)) for batch in (graph_jobs.batch_of(case, step) for step in range(STEPS)))
     with (
         mock.patch.object(rings.Place, "send", counted("batches", rings.Place.send)),
         mock.patch.object(DeviceTransfers, "up", counted("others", DeviceTransfers.up)),
-        stages.stage_ahead(items, depth=2) as ahead,
+        pipeline.stage_ahead(items, depth=2) as ahead,
     ):
         lazy_device.WAITS.clear()
         for step, (item, handle) in enumerate(ahead):
             if step == CHANGED_AT:
-                stages.rate_factor, others = 0.5, copies["others"]
-            results.append(stages.train(step, *item, handle))
+                pipeline.rate_factor, others = 0.5, copies["others"]
+            results.append(pipeline.train(step, *item, handle))
             if step == CHANGED_AT:
                 waits = list(lazy_device.WAITS)
     losses = torch.tensor([result.loss for result in results])
-    states = [losses, *graph_jobs.state_of(stages, "plain")]
-    stages.model.embeddings.close()
+    states = [losses, *graph_jobs.state_of(pipeline, "plain")]
+    pipeline.model.embeddings.close()
     return [part.numpy().tobytes() for part in states], [copies["batches"], others, copies["others"] - others, waits]
 
 

@@ -23,7 +23,7 @@ from stratarec.errors import ConfigError, TrainingError
 from stratarec.planning.machine import Cluster
 from stratarec.recipe import Recipe
 from stratarec.training import forecast
-from stratarec.training.forecast import predict_exchanges, predict_step, rank_seconds, rank_stages
+from stratarec.training.forecast import predict_exchanges, predict_step, rank_pipeline, rank_seconds
 
 STEPS = 3
 
@@ -37,9 +37,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def losses(mesh: Mesh, recipe: Recipe) -> list[float]:
-    stages = rank_stages(recipe, Dataset.open(recipe.data.path), mesh)
-    with closing(stages.model.embeddings):
-        return train(stages, STEPS, lambda ahead: None, depth=1)[0]
+    pipeline = rank_pipeline(recipe, Dataset.open(recipe.data.path), mesh)
+    with closing(pipeline.model.embeddings):
+        return train(pipeline, STEPS, lambda ahead: None, depth=1)[0]
 
 
 def record_steps(recipe: Recipe) -> Recording:
@@ -71,14 +71,14 @@ def test_an_error_of_a_simulated_rank_ends_the_others(
 ) -> None:
     recipe = make_recipe(home, tmp_path, batch_size=2, portions=1)  # two ranks have no samples, which is allowed
     assert len(record_steps(recipe).losses) > STEPS
-    given = rank_stages
+    given = rank_pipeline
 
-    def failing_stages(recipe: Recipe, dataset: Dataset, mesh: Mesh) -> object:
+    def failing_pipeline(recipe: Recipe, dataset: Dataset, mesh: Mesh) -> object:
         if mesh.rank == 2:
             raise TrainingError("rank 2 is broken")
         return given(recipe, dataset, mesh)
 
-    monkeypatch.setattr("benchmarks.replay.rank_stages", failing_stages)
+    monkeypatch.setattr("benchmarks.replay.rank_pipeline", failing_pipeline)
     with pytest.raises(TrainingError) as caught:
         record_steps(recipe)
     assert "rank 2 is broken" in f"{caught.value} {caught.value.__cause__}"

@@ -112,11 +112,11 @@ def test_a_notebook_shows_the_task_messages_and_curves(monkeypatch: pytest.Monke
     assert progress.html.count("<svg") == 1
 
 
-def position(**stages: float) -> dict[str, Any]:
+def position(**parts: float) -> dict[str, Any]:
     """Return the state after 11 steps of 100 samples and one second each. The first step was not timed."""
     return {
         "step": 11, "trained_samples": 1100, "untimed_samples": 100, "train_seconds": 10.0,
-        "stage_seconds": {name.replace("_", " "): 10 * share for name, share in stages.items()},
+        "stage_seconds": {name.replace("_", " "): 10 * share for name, share in parts.items()},
     }  # fmt: skip
 
 
@@ -126,11 +126,11 @@ USUAL = {
 }  # fmt: skip
 
 
-def test_a_step_is_the_sum_of_its_stages() -> None:
+def test_a_step_is_the_sum_of_its_parts() -> None:
     result = MeasuredStep.of(position(**USUAL))
     assert result is not None
     assert result.seconds == pytest.approx(1.0)
-    assert [stage.share for stage in result.stages] == pytest.approx([0.1, 0.05, 0.2, 0.4, 0.1, 0.1, 0.05])
+    assert [part.share for part in result.parts] == pytest.approx([0.1, 0.05, 0.2, 0.4, 0.1, 0.1, 0.05])
     assert result.hidden == pytest.approx(0.8)
     slowest, memory = result.verdict(cached=True)
     assert slowest == "slowest part of a step: network, backward (400 ms, 40% of 1,000 ms); all steps took 10 s"

@@ -239,7 +239,7 @@ STAGES = [
     "continual.continual_run.RawLogs.scored",
     "continual.continual_run.fit",
     "continual.train_period.temporary_model",
-    "steps.step.Stages.stage_ahead",
+    "steps.step.TrainPipeline.stage_ahead",
     "continual.train_period.checkpoint.save",
     "continual.continual_run.write_recipe",
     "continual.continual_run.write_sealed",

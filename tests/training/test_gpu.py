@@ -92,13 +92,13 @@ def test_a_graph_matches_single_kernels_bit_for_bit(
 @pytest.mark.parametrize("name", device_jobs.CASES)
 def test_a_step_waits_only_for_its_results(name: str, gpu: str) -> None:
     # Building a model copies its weights, and the second step captures a graph. Both block the host.
-    stages = device_jobs.stages_of(device_jobs.CASES[name], gpu)
+    pipeline = device_jobs.pipeline_of(device_jobs.CASES[name], gpu)
     for step in range(2):
-        stages.train(step, device_jobs.batch_of(device_jobs.CASES[name], step))
+        pipeline.train(step, device_jobs.batch_of(device_jobs.CASES[name], step))
     transfers_of(open_device(gpu)).wait()
     with synchronization_forbidden(gpu):
         for step in range(2, 5):
-            stages.train(step, device_jobs.batch_of(device_jobs.CASES[name], step))
+            pipeline.train(step, device_jobs.batch_of(device_jobs.CASES[name], step))
 
 
 def test_doctor_verifies_the_device(gpu: str, tmp_path: Path) -> None:

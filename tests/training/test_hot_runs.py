@@ -18,7 +18,7 @@ from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training.build import new_model, new_plan
 from stratarec.training.run.open_run import open_run
-from stratarec.training.steps.step import Stages
+from stratarec.training.steps.step import TrainPipeline
 from stratarec.training.torch_setup import build_optimizer, torch_settings
 from stratarec.training.trainer import Trainer
 
@@ -61,11 +61,11 @@ def test_float32_homes_match_tables_in_memory_bit_for_bit(home: Path, tmp_path: 
     assert 0 < loader.kinds(0).sum() < len(loader)
     plain = new_model(replace(recipe, memory=type(recipe.memory)()), dataset, None, "")
     optimizer = build_optimizer(recipe.train.dense, plain.network)
-    stages = Stages(plain, optimizer, recipe.train, loader)
+    pipeline = TrainPipeline(plain, optimizer, recipe.train, loader)
     with torch_settings(threads=recipe.train.threads, seed=recipe.train.seed):
         steps = (batch for epoch in range(recipe.train.epochs) for batch in loader.batches(epoch))
         for step, batch in enumerate(steps):
-            stages.train(step, batch)
+            pipeline.train(step, batch)
     trainer.train()
     trained = open_run(tmp_path / "hot")
     with trained:

@@ -51,14 +51,14 @@ def test_a_plateau_reduces_all_rates_and_resumes_bitwise(home: Path, tmp_path: P
     )  # fmt: skip
     for entry in uninterrupted.state.regular:
         rule.step(entry["log_loss"])
-    assert uninterrupted.parts.stages.rate_factor == rule.get_last_lr()[0] < 1
+    assert uninterrupted.parts.pipeline.rate_factor == rule.get_last_lr()[0] < 1
     rate = uninterrupted.parts.optimizer.param_groups[0]["lr"]  # a float32 number
     assert any(abs(rate - 1e-3 * factor) < 1e-9 for factor in (1, 0.5, 0.25, 0.2))
     # The rate of the best checkpoint, which is tested last and may be an earlier one.
     assert uninterrupted.parts.model.embeddings.learning_rate in (0.5, 0.5 * 0.5, 0.5 * 0.25, 0.5 * 0.2)
     run(home, tmp_path / "parts", {}, max_steps=43, **options)
     parts = run(home, tmp_path / "parts", {}, resume=True, **options)
-    assert parts.parts.stages.rate_factor == uninterrupted.parts.stages.rate_factor
+    assert parts.parts.pipeline.rate_factor == uninterrupted.parts.pipeline.rate_factor
     one, other = (rows(tmp_path / name) for name in ("whole", "parts"))
     for name, values in one.items():
         assert torch.equal(values, other[name]), name

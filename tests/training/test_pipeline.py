@@ -1,4 +1,4 @@
-"""Test the clock of a run, and the stages of a step with other schedules, exchanges and reductions."""
+"""Test the clock of a run, and the parts of a step with other schedules, exchanges and reductions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.request import Request
 from stratarec.recipe.train_section import CheckpointConfig, TrainConfig
 from stratarec.training.steps.cadence import Agree, Cadence, Decision, Observation, Stopped
-from stratarec.training.steps.step import Stages
+from stratarec.training.steps.step import TrainPipeline
 from stratarec.training.torch_setup import build_optimizer
 
 SCHEMA = Schema(dense=(DenseFeature(name="d"),), sparse=(SparseFeature(name="f"),))
@@ -96,8 +96,8 @@ class ReversedSchedule:
         return iter(self._batches[::-1][first:])
 
 
-class DoublingStages(Stages):
-    """Stages with an exchange that has a visible effect: it doubles ids."""
+class DoublingPipeline(TrainPipeline):
+    """Pipeline with an exchange that has a visible effect: it doubles ids."""
 
     def exchange(self, request: Request, stopped: Any) -> KeyedJagged:
         return KeyedJagged(keys=("f",), values=request.features.values * 2, offsets=None, batch_size=3)
@@ -121,7 +121,7 @@ def some_batches(count: int) -> list[Batch]:
     ]
 
 
-def stages_of(model: CTRModel, schedule: Any, kind: type[Stages] = Stages) -> Stages:
+def pipeline_of(model: CTRModel, schedule: Any, kind: type[TrainPipeline] = TrainPipeline) -> TrainPipeline:
     config = TrainConfig()
     return kind(model, build_optimizer(config.dense, model.network), config, schedule)
 
@@ -130,8 +130,8 @@ def stages_of(model: CTRModel, schedule: Any, kind: type[Stages] = Stages) -> St
 def test_batches_are_staged_ahead_in_the_order_of_the_loader_after_their_exchange(lookahead: int) -> None:
     model = small_model(lookahead)
     seen = []
-    stages = stages_of(model, ReversedSchedule(some_batches(20)), DoublingStages)
-    with stages.stage_ahead(stages.load(0, 5), lambda place: place == 3) as source:
+    pipeline = pipeline_of(model, ReversedSchedule(some_batches(20)), DoublingPipeline)
+    with pipeline.stage_ahead(pipeline.load(0, 5), lambda place: place == 3) as source:
         for place, ((batch, request), handle) in enumerate(source):
             seen.append(int(batch.sparse.values[0]))
             assert handle.features.values.tolist() == (batch.sparse.values * 2).tolist()
@@ -141,8 +141,8 @@ def test_batches_are_staged_ahead_in_the_order_of_the_loader_after_their_exchang
     assert model.embeddings.step == 15
 
 
-class HalvingStages(Stages):
-    """Stages whose gradients change between `backward` and `update_network`."""
+class HalvingPipeline(TrainPipeline):
+    """Pipeline whose gradients change between `backward` and `update_network`."""
 
     def clip(self, handle: Any, gradients: Any, norm: Any = None) -> float:
         for weight in self.model.network.parameters():
@@ -153,11 +153,11 @@ class HalvingStages(Stages):
 
 def test_gradients_are_clipped_between_backward_and_update() -> None:
     states = []
-    for kind in (Stages, HalvingStages):
+    for kind in (TrainPipeline, HalvingPipeline):
         model = small_model()
-        stages = stages_of(model, ReversedSchedule(batches := some_batches(1)), kind)
-        stages.train(0, batches[0])
-        states.append([stages.optimizer.state[weight]["exp_avg"] for weight in model.network.parameters()])
+        pipeline = pipeline_of(model, ReversedSchedule(batches := some_batches(1)), kind)
+        pipeline.train(0, batches[0])
+        states.append([pipeline.optimizer.state[weight]["exp_avg"] for weight in model.network.parameters()])
     assert any(state.abs().max() > 0 for state in states[0])
     for plain, halved in zip(*states, strict=True):
         torch.testing.assert_close(plain / 2, halved)

@@ -39,7 +39,7 @@ from stratarec.training.run.build_run import Run, build_run
 from stratarec.training.run.open_run import open_run
 from stratarec.training.run.run_directory import read_recipe, read_result, write_result
 from stratarec.training.steps.members import select_weights
-from stratarec.training.steps.step import Stages, loader_config
+from stratarec.training.steps.step import TrainPipeline, loader_config
 from stratarec.training.torch_setup import build_optimizer
 from stratarec.training.trainer import Trainer
 
@@ -104,15 +104,15 @@ def test_the_phase_continues_the_tested_model_on_the_held_out_samples(run: Path,
     assert recipe.train.dense.schedule.total_steps == result.refit.steps
     model = new_model(recipe, dataset.complete(), None, "reference")
     optimizer, loader = build_optimizer(recipe.train.dense, model.network), loader_config(recipe.train)
-    stages = Stages(model, optimizer, recipe.train, Loader(dataset.joined(("valid", "test")), "train", loader))
-    checkpoint.continue_from(result.tested(run), model, optimizer, stages.average, read_recipe(run).train.embedding)
-    stages.earlier = int(result.checkpoint.removeprefix("step-"))
-    for step, batch in enumerate(stages.loader.batches(0)):
-        stages.train(step, batch)
-    with stages.average.shown():
+    pipeline = TrainPipeline(model, optimizer, recipe.train, Loader(dataset.joined(("valid", "test")), "train", loader))
+    checkpoint.continue_from(result.tested(run), model, optimizer, pipeline.average, read_recipe(run).train.embedding)
+    pipeline.earlier = int(result.checkpoint.removeprefix("step-"))
+    for step, batch in enumerate(pipeline.loader.batches(0)):
+        pipeline.train(step, batch)
+    with pipeline.average.shown():
         state = {"step": step + 1, "training": checkpoint.read_state(served(run))["training"], "identity": {}}
         state["identity"] = checkpoint.read_state(served(run))["identity"]
-        tensors = {**checkpoint.optimizer_tensors(optimizer), **checkpoint.average_tensors(stages.average)}
+        tensors = {**checkpoint.optimizer_tensors(optimizer), **checkpoint.average_tensors(pipeline.average)}
         expected = checkpoint.save(tmp_path / "by-hand", model=model, optimizer=tensors, state=state, previous=None)
     names = ("network.safetensors",)
     assert all((expected / name).read_bytes() == (served(run) / name).read_bytes() for name in names)

@@ -119,8 +119,8 @@ def test_other_tiers_load_a_checkpoint_before_and_after_they_train(home: Path, t
     for name, steps in (("new", 0), ("trained", 5)):
         recipe = make_recipe(home, tmp_path / name, {}, max_steps=5)
         trained = Trainer(recipe, Dataset.open(recipe.data.path)).build()
-        for step, item in enumerate(itertools.islice(trained.stages.load(0), steps)):
-            trained.stages.train(step, *item)
+        for step, item in enumerate(itertools.islice(trained.pipeline.load(0), steps)):
+            trained.pipeline.train(step, *item)
         trained.restore(last(tmp_path / "a"))
         tables = trained.model.embeddings
         results.append([part.numpy().copy() for table in tables.tables for part in tables.table(table.name).values()])

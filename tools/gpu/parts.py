@@ -30,7 +30,7 @@ from stratarec.kernels import bit_rows
 from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.runtime.accelerator import open_device
 from stratarec.kernels.runtime.threads import limit_threads
-from stratarec.training.steps.graph_step import DeviceStages
+from stratarec.training.steps.graph_step import DevicePipeline
 
 CELL = {"cell": "parts", "benchmark": "gpu_parts", **MACHINE}
 PLACE = open_device("cuda") if GPU else torch.device(DEVICE)
@@ -45,8 +45,8 @@ def anatomy() -> None:
         if out_of_time(f"anatomy {rows}"):
             return
         side = steps.Side(16, rows)
-        if isinstance(side.stages, DeviceStages):
-            side.stages._graph_step._captures = False
+        if isinstance(side.pipeline, DevicePipeline):
+            side.pipeline._graph_step._captures = False
         side.train(data[: count // 2], side.engine.lookahead)
         for depth, interval in ((0, 5e-3), (1, 5e-3), (1, 1e-4)):
             sys.setswitchinterval(interval)

@@ -35,7 +35,7 @@ from stratarec.kernels.runtime.accelerator import CPU, open_device
 from stratarec.models import DLRMConfig, build_model
 from stratarec.models.config import HistoryConfig
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.training.steps.graph_step import DeviceStages, build_stages
+from stratarec.training.steps.graph_step import DevicePipeline, build_pipeline
 from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 SEED, POOL = 1, ThreadPoolExecutor(16)
@@ -162,7 +162,7 @@ class Side:
         self.model.place(open_device("cuda") if GPU and network == "gpu" else CPU)
         self.model.train()
         train = TrainConfig(precision=precision)
-        self.stages = build_stages(self.model, build_optimizer(train.dense, self.model.network), train, None)
+        self.pipeline = build_pipeline(self.model, build_optimizer(train.dense, self.model.network), train, None)
         self.exact = precision == "float32" and all(tier.codec.kind == "fp32" for tier in tiers.tables.values())
         self.step = 0
         self._fill_caches(tiers.tables, size=32 if SMALL else 16_384)
@@ -179,13 +179,13 @@ class Side:
 
     def train(self, data: Iterable[Batch], depth: int) -> tuple[list[float], list[float]]:
         """Train batches, staged `depth` ahead; return their losses and the end time of each step."""
-        items = [(batch, self.stages.request(batch)) for batch in data]
+        items = [(batch, self.pipeline.request(batch)) for batch in data]
         losses, ends = [], []
-        with self.stages.stage_ahead(iter(items), depth=depth) as ahead:
+        with self.pipeline.stage_ahead(iter(items), depth=depth) as ahead:
             queued = None
             for (batch, request), handle in ahead:
                 # As in training: the loss of a step is read after the next step is queued.
-                result = self.stages.train(self.step, batch, request, handle)
+                result = self.pipeline.train(self.step, batch, request, handle)
                 losses += [] if queued is None else [queued.loss]
                 queued = result
                 ends.append(time.perf_counter())
@@ -274,9 +274,9 @@ def graph() -> None:
     """Compare steps as one CUDA graph with the same operations, queued one by one; rows are in GPU memory."""
     for width, size in ((16, 8),) if SMALL else ((16, 1024), (64, 4096)):
         sides = {"one_by_one": Side(width, "gpu"), "graph": Side(width, "gpu")}
-        stages = sides["one_by_one"].stages
-        assert isinstance(stages, DeviceStages)
-        stages._graph_step._captures = False
+        pipeline = sides["one_by_one"].pipeline
+        assert isinstance(pipeline, DevicePipeline)
+        pipeline._graph_step._captures = False
         data = data_for(size, 1, size)
         compare("gpu_graph", f"d{width}_b{size}", {name: Entry(side, *data) for name, side in sides.items()})
         close(sides)
@@ -340,7 +340,7 @@ def hot() -> None:
 def close(sides: Mapping[str, Side]) -> None:
     for side in sides.values():
         side.model.embeddings.close()
-        del side.model, side.engine, side.stages
+        del side.model, side.engine, side.pipeline
     if GPU:
         torch.cuda.empty_cache()
 

@@ -392,7 +392,7 @@ class LookupEngine(ABC, Generic[AnyHandle]):
         self.health: Health = Health() if shared is None else shared.health
         self.step_clock: StepClock = StepClock(optimizer) if shared is None else shared.step_clock
         self.seconds: dict[str, float] = {} if shared is None else shared.seconds
-        """Stage of a step -> total seconds so far; see `progress.timed`."""
+        """Part of a step -> total seconds so far; see `progress.timed`."""
         self.batches = 0
         """Number of batches ever staged, on which the rounding noise depends."""
         self.level0: Level0 = Level0(open_device(tiers.device, "device")) if shared is None else shared.level0

@@ -1,4 +1,4 @@
-"""Measured time of a step by stage, the part that runs in parallel, and the comparison with the plan."""
+"""Measured time of the parts of a step, the work that runs in parallel, and the comparison with the plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LITTLE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class StepPart:
     """A part of a step."""
 
     name: str
@@ -33,14 +33,14 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """Mean time of a step of a run, and of its stages."""
+    """Mean time of a step of a run, and of its parts."""
 
     seconds: float
     total: float
     """Total seconds of all timed steps."""
-    stages: Sequence[Stage]
-    """Stages on the training thread, in order; they add up to the step."""
-    ahead: Sequence[Stage]
+    parts: Sequence[StepPart]
+    """Parts on the training thread, in order; they add up to the step."""
+    ahead: Sequence[StepPart]
     """Work of other threads for later steps, at the same time."""
 
     @classmethod
@@ -53,35 +53,35 @@ class MeasuredStep:
         step = position["train_seconds"] / steps
         per_step = {name: seconds / steps for name, seconds in position["stage_seconds"].items()}
 
-        def stage(name: str, seconds: float) -> Stage:
-            return Stage(name=name, seconds=max(seconds, 0.0), share=max(seconds, 0.0) / step)
+        def part(name: str, seconds: float) -> StepPart:
+            return StepPart(name=name, seconds=max(seconds, 0.0), share=max(seconds, 0.0) / step)
 
         def took(name: str) -> float:
             return float(per_step.get(name, 0.0))
 
-        stages = [
-            stage("waiting for the next batch and its rows", took("wait")),
-            stage("looking up rows", took("look up")),
-            stage("network, forward", took("forward") - took("look up")),
-            stage("network, backward", took("backward") - took("update rows")),
-            stage("updating rows", took("update rows")),
-            stage("updating the network", took("update network")),
+        parts = [
+            part("waiting for the next batch and its rows", took("wait")),
+            part("looking up rows", took("look up")),
+            part("network, forward", took("forward") - took("look up")),
+            part("network, backward", took("backward") - took("update rows")),
+            part("updating rows", took("update rows")),
+            part("updating the network", took("update network")),
         ]
         if took("replay"):
-            stages.append(stage("queueing the CUDA graph of a step", took("replay")))
-        stages.append(stage("other", step - sum(part.seconds for part in stages)))
-        ahead = [stage("reading batches", took("read")), stage("fetching rows into level 0", took("bring in"))]
-        return cls(seconds=step, total=position["train_seconds"], stages=stages, ahead=ahead)
+            parts.append(part("queueing the CUDA graph of a step", took("replay")))
+        parts.append(part("other", step - sum(each.seconds for each in parts)))
+        ahead = [part("reading batches", took("read")), part("fetching rows into level 0", took("bring in"))]
+        return cls(seconds=step, total=position["train_seconds"], parts=parts, ahead=ahead)
 
     @property
-    def wait(self) -> Stage:
+    def wait(self) -> StepPart:
         """Time in which the training thread waits for other threads."""
-        return self.stages[0]
+        return self.parts[0]
 
     @property
     def hidden(self) -> float:
         """Share of the work for later steps during which no step waits."""
-        ahead = sum(stage.seconds for stage in self.ahead)
+        ahead = sum(part.seconds for part in self.ahead)
         return 1 - min(self.wait.seconds, ahead) / ahead if ahead else 1.0
 
     @property
@@ -93,7 +93,7 @@ class MeasuredStep:
         )
 
     def verdict(self, cached: bool, sharing: str = "", level0: str = "dram") -> Iterator[str]:
-        """Yield findings: the slowest stage, and the time that more memory would save.
+        """Yield findings: the slowest part, and the time that more memory would save.
 
         Parameters
         ----------
@@ -104,7 +104,7 @@ class MeasuredStep:
         level0 : str
             Memory in which rows are trained.
         """
-        slowest = max(self.stages, key=lambda stage: stage.seconds)
+        slowest = max(self.parts, key=lambda part: part.seconds)
         yield (
             f"slowest part of a step: {slowest.name} ({slowest.figure} of {format_milliseconds(self.seconds)}); all "
             f"steps took {format_seconds(self.total)}" + (f"; {sharing}" if sharing else "")
@@ -129,7 +129,7 @@ def predicted_times(plan: Plan | None, time: MeasuredStep | None) -> ShownTable:
     if plan is None or time is None:
         return ShownTable(heads=heads, rows=[])
     parts = plan["predicted"]["seconds"]
-    measured = {stage.name: stage.seconds for stage in (*time.stages, *time.ahead)}
+    measured = {part.name: part.seconds for part in (*time.parts, *time.ahead)}
     pairs = [
         ("looking up and updating rows", parts["compute"], measured["looking up rows"] + measured["updating rows"]),
         ("fetching rows into level 0", parts["staging"] + parts["device"], measured["fetching rows into level 0"]),

@@ -31,7 +31,7 @@ from stratarec.models.request import Request
 from stratarec.models.towers import TowerNetwork
 from stratarec.progress import timed, traced
 from stratarec.training.steps.cadence import Observation
-from stratarec.training.steps.step import Stages, StepResult, gradient_norm, refuse_loss
+from stratarec.training.steps.step import StepResult, TrainPipeline, gradient_norm, refuse_loss
 from stratarec.training.torch_setup import peak_rss_bytes
 
 
@@ -85,11 +85,11 @@ class WaitTimer:
         self._ids = self._of_ids
 
 
-class RankStages(Stages):
-    """Stages of a step on one rank of a mesh. Loss and gradients include the samples of all ranks."""
+class RankPipeline(TrainPipeline):
+    """Training step of one rank of a mesh. Loss and gradients include the samples of all ranks."""
 
-    def __init__(self, mesh: Mesh, model: CTRModel, *stages: Any, reduction: GradientReducer) -> None:
-        super().__init__(model, *stages)
+    def __init__(self, mesh: Mesh, model: CTRModel, *arguments: Any, reduction: GradientReducer) -> None:
+        super().__init__(model, *arguments)
         if model.on_device:
             raise ConfigError(
                 "tables are sharded across ranks, so the network must be on the CPU: set train.device to cpu"
@@ -115,7 +115,7 @@ class RankStages(Stages):
     def train(
         self, step: int, batch: Batch, request: Request | None = None, handle: Handle | None = None
     ) -> StepResult:
-        """Train one batch as `Stages.train` does. The returned loss and sample count are of all ranks together."""
+        """Train one batch as `TrainPipeline.train` does. Loss and sample count are those of all ranks together."""
         with self.waits:
             self.draw(step, self.mesh.place)
             with timed(self.seconds, "forward"):

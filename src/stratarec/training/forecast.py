@@ -64,7 +64,7 @@ from stratarec.planning.plan import Plan
 from stratarec.planning.step_model import ExchangeModel, StepTime, StepWork, TableSeconds, step_time
 from stratarec.recipe import Recipe
 from stratarec.training.build import new_model, sharding_plan, table_loads
-from stratarec.training.distributed import GradientReducer, RankStages
+from stratarec.training.distributed import GradientReducer, RankPipeline
 from stratarec.training.gpu_memory import rows_memory
 from stratarec.training.steps.step import loader_config
 from stratarec.training.steps.thread_tuner import share_of
@@ -326,11 +326,11 @@ class Prediction:
         }  # fmt: skip
 
 
-def rank_stages(recipe: Recipe, dataset: Dataset, mesh: Mesh) -> RankStages:
+def rank_pipeline(recipe: Recipe, dataset: Dataset, mesh: Mesh) -> RankPipeline:
     """Build the parts of one rank of a run whose tables are all in DRAM."""
     config, model = recipe.train, new_model(recipe, dataset, None, "", mesh)
     share = BatchShare(rank=mesh.place, ranks=mesh.ranks)
-    return RankStages(
+    return RankPipeline(
         mesh, model, build_optimizer(config.dense, model.network), config,
         Loader(dataset, "train", loader_config(config), share),
         reduction=GradientReducer(mesh, model.network, recipe.distributed.dense_wire),
@@ -360,16 +360,16 @@ def rank_seconds(recipe: Recipe, dataset: Dataset, cluster: Cluster, rank: int |
             f"--hosts {cluster.hosts}x{cluster.ranks} gives a rank {format_bytes(sharding.bytes[rank])} of tables, and "
             f"this machine measures at most {format_bytes(most)}: name more hosts, or use a machine with more memory"
         )
-    stages = rank_stages(recipe, dataset, emulated_mesh(rank, cluster.hosts, cluster.ranks, by_towers=by_towers))
-    with torch.random.fork_rng(devices=[]), closing(stages.model.embeddings):
-        batches = list(islice(stages.loader.batches(0), _ROUNDS))
-        items = ((batch, stages.request(batch)) for batch in cycle(batches))
-        with stages.stage_ahead(items, depth=0) as staged:
+    pipeline = rank_pipeline(recipe, dataset, emulated_mesh(rank, cluster.hosts, cluster.ranks, by_towers=by_towers))
+    with torch.random.fork_rng(devices=[]), closing(pipeline.model.embeddings):
+        batches = list(islice(pipeline.loader.batches(0), _ROUNDS))
+        items = ((batch, pipeline.request(batch)) for batch in cycle(batches))
+        with pipeline.stage_ahead(items, depth=0) as staged:
             steps = count()
 
             def step() -> None:
                 item, handle = next(staged)
-                stages.train(next(steps), *item, handle)
+                pipeline.train(next(steps), *item, handle)
 
             step()
             # The processor time of a single thread does not count other programs.

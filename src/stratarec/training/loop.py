@@ -59,7 +59,7 @@ class Loop:
         self._trees = trees
         self._hooks = hooks
         self._state = run.state
-        self._stages = run.stages
+        self._pipeline = run.pipeline
         self._cadence = run.cadence
         self._progress = run.session.progress
         self._losses = Losses(run.state)
@@ -78,7 +78,7 @@ class Loop:
         Interrupted
             If the user stops the run. A checkpoint is written before.
         """
-        state, stages, cadence = self._state, self._stages, self._cadence
+        state, pipeline, cadence = self._state, self._pipeline, self._cadence
         self._set_rates()
         cadence.saved()
         if self._decide().evaluate:  # an earlier session was stopped during this evaluation
@@ -89,7 +89,7 @@ class Loop:
         self._compiling.start()
         try:
             while state.step < cadence.total_steps and not state.finished:
-                self._train_epoch(stages.load(state.epoch, state.batch), state.step)
+                self._train_epoch(pipeline.load(state.epoch, state.batch), state.step)
         finally:
             self._compiling.cancel()
         self._progress.finish()
@@ -104,7 +104,7 @@ class Loop:
         and evaluate, save or stop when the cadence says so.
         """
         state, cadence, began = self._state, self._cadence, time.perf_counter()
-        with self._stages.stage_ahead(items, lambda place: cadence.is_barrier(first + place + 1)) as ahead:
+        with self._pipeline.stage_ahead(items, lambda place: cadence.is_barrier(first + place + 1)) as ahead:
             for (batch, request), handle in ahead:
                 waited = time.perf_counter() - began
                 self._train_step(batch, request, handle)
@@ -134,14 +134,14 @@ class Loop:
         with ExitStack() as stack:
             for hook in self._hooks:
                 stack.enter_context(hook(state.step))
-            self._losses.count(self._stages.train(state.step, batch, request, handle))
+            self._losses.count(self._pipeline.train(state.step, batch, request, handle))
         state.batch += 1
         if state.batch == len(self._run.loader):
             state.epoch, state.batch = state.epoch + 1, 0
 
     def _count_seconds(self, seconds: float, waited: float) -> None:
         """Add the time of a step. The first step of a session is not timed, because it may compile kernels."""
-        state, timed_seconds = self._state, self._stages.seconds
+        state, timed_seconds = self._state, self._pipeline.seconds
         if self._is_warm:
             state.train_seconds += seconds
             timed_seconds["wait"] = timed_seconds.get("wait", 0.0) + waited
@@ -151,9 +151,9 @@ class Loop:
             self._is_warm = True
             timed_seconds.clear()
             state.untimed_samples += state.trained_samples - self._samples_before
-        # The items are copied first, because other threads add stages.
-        stages = [*timed_seconds.items()]
-        state.stage_seconds = {name: value + self._seconds_before.get(name, 0.0) for name, value in stages}
+        # The items are copied first, because other threads add parts.
+        times = [*timed_seconds.items()]
+        state.stage_seconds = {name: value + self._seconds_before.get(name, 0.0) for name, value in times}
 
     def _decide(self) -> Decision:
         state = self._state
@@ -180,9 +180,9 @@ class Loop:
     def _set_rates(self) -> None:
         """Set the learning rates to the run's factor times that of `train.plateau` after the evaluations so far."""
         factor = self._run.rate_factor * rate_factor(self._state.regular, self._run.config.plateau)
-        if factor != self._stages.rate_factor:
+        if factor != self._pipeline.rate_factor:
             self._progress.say(f"train.plateau multiplies all learning rates by {factor:g} from now on")
-        self._stages.rate_factor = factor
+        self._pipeline.rate_factor = factor
 
     def _stop_if_asked(self) -> None:
         if self._decide().stop:

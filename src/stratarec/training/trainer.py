@@ -371,7 +371,7 @@ class Trainer:
         evaluation = FinalEvaluation(
             run=self.run, recipe=self.recipe, dataset=parts.dataset, model=parts.model, plan=parts.plan,
             progress=self._session.progress, check=parts.cadence.check, mesh=self._mesh,
-            figures=parts.stages.figures, sharing=self._session.threads.remark,
+            figures=parts.pipeline.figures, sharing=self._session.threads.remark,
         )  # fmt: skip
         result = evaluation.write(state, path)
         parts.checkpoints.tested = path.name

@@ -34,7 +34,7 @@ from stratarec.models import DLRMConfig, HistoryConfig, build_model
 from stratarec.models.history import History, HistoryWindows
 from stratarec.models.zoo.config import DCNv2Config
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.training.steps.graph_step import build_stages
+from stratarec.training.steps.graph_step import build_pipeline
 from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 _EXACT, _ROUNDED = 1e-5, 3e-3
@@ -191,10 +191,10 @@ def _losses(
     model.place(device)
     model.train()
     loader: Any = None  # the batches are generated here
-    stages = build_stages(model, build_optimizer(train.dense, model.network), train, loader)
+    pipeline = build_pipeline(model, build_optimizer(train.dense, model.network), train, loader)
     with torch_settings(seed=1):
         try:
-            return [stages.train(step, _batch(sizes.batch, step)).loss for step in range(steps)]
+            return [pipeline.train(step, _batch(sizes.batch, step)).loss for step in range(steps)]
         finally:
             model.embeddings.close()
 

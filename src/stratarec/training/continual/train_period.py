@@ -21,7 +21,7 @@ from stratarec.training import checkpoint
 from stratarec.training.build import identity, new_plan, temporary_model
 from stratarec.training.raw_logs import typed_schema
 from stratarec.training.resolve import run_steps
-from stratarec.training.steps.graph_step import build_stages
+from stratarec.training.steps.graph_step import build_pipeline
 from stratarec.training.steps.state import TrainingState
 from stratarec.training.steps.step import Losses, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner
@@ -82,27 +82,30 @@ def train_period(
             loader = Loader(dataset, "train", loader_config(train))
             fitting = partial(largest_fitting_batch, model, dataset, loader.config, train.precision)
             stack.enter_context(device_errors(device, train.batch_size, fitting))
-            stages = build_stages(model, optimizer, train, loader)
-            stages.say = progress.say
-            checkpoint.continue_from(before.checkpoint, model, optimizer, stages.average, before.rows)
-            stages.earlier = before.steps
+            pipeline = build_pipeline(model, optimizer, train, loader)
+            pipeline.say = progress.say
+            checkpoint.continue_from(before.checkpoint, model, optimizer, pipeline.average, before.rows)
+            pipeline.earlier = before.steps
             if before.rate_factor != 1:
-                stages.rate_factor = before.rate_factor
+                pipeline.rate_factor = before.rate_factor
             progress.start("train", len(loader), "steps")
             losses = Losses(position)
-            with stages.stage_ahead(stages.load(before.number)) as ahead:
+            with pipeline.stage_ahead(pipeline.load(before.number)) as ahead:
                 for item, handle in ahead:
-                    losses.count(stages.train(position.step, *item, handle))
+                    losses.count(pipeline.train(position.step, *item, handle))
                     tuner.after_step(position.step)
                     progress.advance(1, f"loss {position.smoothed_loss:.4f}")
             losses.read()
             progress.finish()
             position.finished = True
-            with stages.average.shown():
+            with pipeline.average.shown():
                 checkpoint.save(
                     folder,
                     model=model,
-                    optimizer={**checkpoint.optimizer_tensors(optimizer), **checkpoint.average_tensors(stages.average)},
+                    optimizer={
+                        **checkpoint.optimizer_tensors(optimizer),
+                        **checkpoint.average_tensors(pipeline.average),
+                    },
                     state={"step": position.step, "training": asdict(position), "identity": identity(recipe, dataset)},
                     previous=before.checkpoint,
                 )

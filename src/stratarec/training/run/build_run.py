@@ -27,15 +27,15 @@ from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.build import hot_loader, identity, new_model, new_plan
 from stratarec.training.checkpoint import CheckpointManager
-from stratarec.training.distributed import GradientReducer, RankStages
+from stratarec.training.distributed import GradientReducer, RankPipeline
 from stratarec.training.gpu_memory import on_gpu
 from stratarec.training.resolve import ResolvedRun
 from stratarec.training.run.run_directory import read_plan
 from stratarec.training.steps.cadence import Cadence, StopSignal
-from stratarec.training.steps.graph_step import build_stages
+from stratarec.training.steps.graph_step import build_pipeline
 from stratarec.training.steps.members import BestMembers, best_members
 from stratarec.training.steps.state import TrainingState
-from stratarec.training.steps.step import Stages, loader_config
+from stratarec.training.steps.step import TrainPipeline, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner
 from stratarec.training.steps.trees import TreeFit
 from stratarec.training.steps.validation import Validation
@@ -69,7 +69,7 @@ class Run:
     optimizer: Optimizer
     """Optimizer of the model's network."""
     loader: Loader
-    stages: Stages
+    pipeline: TrainPipeline
     members: BestMembers | None
     """Best members, if the model is an ensemble with members that can be separated."""
     checkpoints: CheckpointManager
@@ -102,7 +102,7 @@ class Run:
 
         Returns the fit, which `store_trees` ends; None if there are no trees, or if they are stored already.
         """
-        trees, average = self.model.network.trees, self.stages.average
+        trees, average = self.model.network.trees, self.pipeline.average
         if trees is None:
             return None
         fit = TreeFit(trees, dataset, self.config, growth=growth)
@@ -166,30 +166,30 @@ def build_run(
         stack.callback(model.embeddings.close)
         optimizer = build_optimizer(config.dense, model.network)
         loader = build_loader(recipe, dataset, mesh, plan, session.progress)
-        stages: Stages
+        pipeline: TrainPipeline
         if mesh.ranks == 1:
-            stages = build_stages(model, optimizer, config, loader)
+            pipeline = build_pipeline(model, optimizer, config, loader)
         else:
             reducer = GradientReducer(mesh, model.network, recipe.distributed.dense_wire)
-            stages = RankStages(mesh, model, optimizer, config, loader, reduction=reducer)
-        stages.earlier, stages.rate_factor, stages.say = earlier, rate_factor, session.progress.say
+            pipeline = RankPipeline(mesh, model, optimizer, config, loader, reduction=reducer)
+        pipeline.earlier, pipeline.rate_factor, pipeline.say = earlier, rate_factor, session.progress.say
         members = best_members(model, config, mesh.ranks) if chooses_members else None
         checkpoints = CheckpointManager(
-            folder=folder, model=model, optimizer=optimizer, average=stages.average, members=members, config=config,
+            folder=folder, model=model, optimizer=optimizer, average=pipeline.average, members=members, config=config,
             identity=identity(recipe, dataset), mesh=mesh, saved=session.saved,
         )  # fmt: skip
         cadence = Cadence(
-            config, config.steps(len(loader)), ahead=stages.engine.lookahead, stop=lambda: session.stop.received,
-            agree=stages.agree,
+            config, config.steps(len(loader)), ahead=pipeline.engine.lookahead, stop=lambda: session.stop.received,
+            agree=pipeline.agree,
         )  # fmt: skip
         validation = Validation(
             model=model, dataset=dataset, config=config, progress=session.progress, check=cadence.check, mesh=mesh,
-            average=stages.average, members=members,
+            average=pipeline.average, members=members,
         )  # fmt: skip
         stack.pop_all()
     return Run(
         session=session, config=config, dataset=dataset, plan=plan, model=model, optimizer=optimizer, loader=loader,
-        stages=stages, members=members, checkpoints=checkpoints, cadence=cadence, validation=validation,
+        pipeline=pipeline, members=members, checkpoints=checkpoints, cadence=cadence, validation=validation,
         state=state, rate_factor=rate_factor,
     )  # fmt: skip
 

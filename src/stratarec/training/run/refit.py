@@ -156,7 +156,7 @@ def _choose_weights(parts: Run, first: Dataset, ranks: int) -> None:
     members = best_members(parts.model, parts.config, ranks)
     if members is None:
         return
-    average = parts.stages.average
+    average = parts.pipeline.average
     with average.shown(), members.separate():
         samples = ScoredSamples.joined(
             score_split(parts.model, first, split, precision=parts.config.precision, progress=SilentProgress())

@@ -1,1 +1,1 @@
-"""A training step and its stages, and the state and decisions that depend on steps."""
+"""A training step and its parts, and the state and decisions that depend on steps."""

@@ -46,7 +46,7 @@ from stratarec.models.request import Request
 from stratarec.progress import timed
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.loss import Targets
-from stratarec.training.steps.step import Item, Stages, StepResult
+from stratarec.training.steps.step import Item, StepResult, TrainPipeline
 
 # Layers that draw random numbers on the host, or that change a state at each call, warm-up included.
 _CHANGING = (Dropout, nn.modules.batchnorm._BatchNorm)
@@ -132,14 +132,14 @@ class GraphStep:
 
     Parameters
     ----------
-    stages : Stages
+    pipeline : TrainPipeline
         Model, loss, optimizers and their settings.
     """
 
-    def __init__(self, stages: Stages) -> None:
-        self._stages, self._model, self._optimizer = stages, stages.model, stages.optimizer
-        self._network, self._config = stages.model.network, stages.config
-        engine = stages.model.embeddings.engine
+    def __init__(self, pipeline: TrainPipeline) -> None:
+        self._pipeline, self._model, self._optimizer = pipeline, pipeline.model, pipeline.optimizer
+        self._network, self._config = pipeline.model.network, pipeline.config
+        engine = pipeline.model.embeddings.engine
         assert isinstance(engine, Engine)
         self._engine: Engine = engine
         self._clips_rows = self._config.clip_rows
@@ -161,9 +161,9 @@ class GraphStep:
     def train(
         self, step: int, batch: Batch, request: Request | None = None, handle: Handle | None = None
     ) -> StepResult:
-        """Train one batch as `Stages.train` does."""
-        stages, engine, seconds = self._stages, self._engine, self._engine.seconds
-        stages.draw(step)
+        """Train one batch as `TrainPipeline.train` does."""
+        pipeline, engine, seconds = self._pipeline, self._engine, self._engine.seconds
+        pipeline.draw(step)
         request = request or self._model.request(batch)
         if handle is None:
             tensors = self.tensors(step, batch, request) if self.packs_all else ()
@@ -188,7 +188,7 @@ class GraphStep:
                 # The device changes rows from now on: an interrupt before the step is counted leaves them incomplete.
                 with engine.health.changing("an optimizer step"):
                     engine.end(handle)
-                self._set_rates(stages.rate(step))
+                self._set_rates(pipeline.rate(step))
                 return self._result(step, batch.size)
             if buffer is not handle.packed:
                 buffer.release()
@@ -206,16 +206,16 @@ class GraphStep:
 
     def tensors(self, step: int, batch: Batch, request: Request) -> list[Tensor | None]:
         """Return what the device needs of a batch in addition to its ids, for the given step."""
-        parts = [self._numbers(step, step), batch.dense, *self._stages.objective.targets(batch)]
+        parts = [self._numbers(step, step), batch.dense, *self._pipeline.objective.targets(batch)]
         for index in request.lists:
             parts += index or (None, None, None)
         return parts
 
     def _numbers(self, step: int, rows_step: int) -> Tensor:
         """Return `StepInputs.numbers` of a step on the host. The row optimizer counts its steps itself."""
-        stages = self._stages
-        share = stages.average.share(stages.earlier + step)
-        numbers = (*self._engine.row_numbers(rows_step)[0], stages.rate(step), share)
+        pipeline = self._pipeline
+        share = pipeline.average.share(pipeline.earlier + step)
+        numbers = (*self._engine.row_numbers(rows_step)[0], pipeline.rate(step), share)
         return torch.tensor(numbers, dtype=torch.float32)
 
     def _buffer(self, step: int, batch: Batch, request: Request, handle: StagedBatch) -> BatchBuffer:
@@ -263,10 +263,10 @@ class GraphStep:
                 one_by_one = "a graph of the step, so the host queues its operations one by one"
                 if isinstance(error, torch.OutOfMemoryError):
                     change = "lower train.batch_size or memory.hbm"
-                    self._stages.say(f"{self._device} has too little memory for {one_by_one}: {change}")
+                    self._pipeline.say(f"{self._device} has too little memory for {one_by_one}: {change}")
                 else:
                     reason = str(error).strip().partition("\n")[0]
-                    self._stages.say(f"{self._device} cannot record {one_by_one}: {reason}")
+                    self._pipeline.say(f"{self._device} cannot record {one_by_one}: {reason}")
                 return work(inputs)
         with timed(self._engine.seconds, "replay"), self._engine.health.changing("an optimizer step"):
             graph.replay(inputs)
@@ -307,7 +307,7 @@ class GraphStep:
             vectors = model.arrange(output, inputs.request, size, network.sequence_keys)
             with autocast(self._config.precision, self._device, cached=False):
                 logits = network(inputs.dense, *vectors)
-            loss = self._stages.objective.of_targets(logits, inputs.targets)
+            loss = self._pipeline.objective.of_targets(logits, inputs.targets)
         with timed(seconds, "backward"):
             for weight in self._weights:
                 weight.grad = None
@@ -322,12 +322,12 @@ class GraphStep:
         self._refused.copy_((1 - self._alive).view(()))
         optimizer.found_inf, optimizer.grad_scale = self._refused, None
         if self._config.clip_norm:
-            nn.utils.clip_grads_with_norm_(self._weights, self._config.clip_norm, self._stages.norm())
+            nn.utils.clip_grads_with_norm_(self._weights, self._config.clip_norm, self._pipeline.norm())
         for group in optimizer.param_groups:
             group["lr"] = numbers[3]
             group["capturable"] = self._device.type == "cuda"
         optimizer.step()
-        self._stages.average.update(numbers[4] * self._alive.view(()))
+        self._pipeline.average.update(numbers[4] * self._alive.view(()))
 
     def _set_rates(self, rate: float) -> None:
         for group in self._optimizer.param_groups:
@@ -347,33 +347,33 @@ class GraphStep:
 
         def read() -> float:
             done.synchronize()
-            return self._stages.finite(float(self._losses[place]), step)
+            return self._pipeline.finite(float(self._losses[place]), step)
 
         result = self._results[place] = StepResult(read, samples)
         return result
 
     def _finish(self, step: int, handle: StagedBatch, outcome: Outcome, counts: Sequence[int]) -> float:
         """Wait for the loss and the gradients of rows, update network and rows, and return the loss."""
-        stages, engine, transfers = self._stages, self._engine, self._engine.transfers
+        pipeline, engine, transfers = self._pipeline, self._engine, self._engine.transfers
         with timed(engine.seconds, "backward"):
             on_host = transfers.down(outcome.loss)
             # Without the room behind the rows of sequence features.
             gradients = [part[:count] for part, count in zip(outcome.gradients, counts, strict=True)]
             rows = [*map(engine.level0.from_network, gradients)]
-            norm = transfers.down(stages.norm()) if self._clips_rows else None
+            norm = transfers.down(pipeline.norm()) if self._clips_rows else None
             transfers.wait()
-            value = stages.finite(float(on_host), step)
+            value = pipeline.finite(float(on_host), step)
         with timed(engine.seconds, "update network"):
-            scale = stages.clip(handle, rows, norm)
-            stages.update_network(step)
+            scale = pipeline.clip(handle, rows, norm)
+            pipeline.update_network(step)
         # The host updates rows while the device updates the network.
         with timed(engine.seconds, "backward"), timed(engine.seconds, "update rows"):
             engine.update_rows(handle, rows, scale)
         return value
 
 
-class DeviceStages(Stages):
-    """`Stages` of a model whose network or rows are on a device, in one process. Parameters are those of `Stages`."""
+class DevicePipeline(TrainPipeline):
+    """Training step with the network or rows on a device, in one process. Parameters are those of `TrainPipeline`."""
 
     def __init__(
         self, model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, loader: Loader
@@ -392,11 +392,11 @@ class DeviceStages(Stages):
         return (lambda item: step.tensors(next(steps), *item)) if step.packs_all else None
 
 
-def build_stages(
+def build_pipeline(
     model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, loader: Loader
-) -> Stages:  # fmt: skip
-    """Return the stages of a step in one process. Parameters are those of `Stages`."""
-    return (DeviceStages if model.on_device else Stages)(model, optimizer, config, loader)
+) -> TrainPipeline:  # fmt: skip
+    """Return the pipeline of one process. Parameters are those of `TrainPipeline`."""
+    return (DevicePipeline if model.on_device else TrainPipeline)(model, optimizer, config, loader)
 
 
 class _Graph:

@@ -40,8 +40,8 @@ class TrainingState:
     train_seconds: float = 0.0
     """Seconds of all timed steps in all sessions. A session's first step is not timed: it may compile kernels."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    """Stage -> seconds. Stages of the training thread, such as `wait` (for the next batch), are parts of
-    `train_seconds`. The stages `read` and `bring in` (fetching rows into level 0) run on other threads at the same
+    """Part of a step -> seconds. Parts of the training thread, such as `wait` (for the next batch), are parts of
+    `train_seconds`. The parts `read` and `bring in` (fetching rows into level 0) run on other threads at the same
     time."""
     paces: list[tuple[int, float, int]] = field(default_factory=list)
     """At several steps: the step, `train_seconds` until then, and the number of samples trained in these seconds."""

@@ -1,6 +1,6 @@
-"""The stages of a training step, from a batch on disk to new weights.
+"""The parts of a training step, from a batch on disk to new weights.
 
-    stage            what happens                                     thread
+    part             what happens                                     thread
     load             the loader yields the next batch                 loader
                      list the ids that the batch looks up             reader
     stage ahead      send ids to the ranks that hold their rows       prefetcher
@@ -11,10 +11,10 @@
     update rows      the row optimizer                                training
     update network   the network's optimizer, average of weights      training
 
-The first two stages run ahead of the others, up to a barrier (`Cadence`). `Stages` has a method for each stage;
-`Stages.train` calls those of the training thread. With the network on a device, the stages of the training thread are
-one function: `build_stages` returns a subclass (`graph_step`). With several processes, a subclass combines gradients
-(`training/distributed.py`).
+The first two parts run ahead of the others, up to a barrier (`Cadence`). `TrainPipeline` has a method for each part;
+`TrainPipeline.train` calls those of the training thread. With the network on a device, the parts of the training thread
+are one function: `build_pipeline` returns a subclass (`graph_step`). With several processes, a subclass combines
+gradients (`training/distributed.py`).
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class Losses:
         self.state.add_loss(step, result.loss)
 
 
-class Stages:
-    """The stages of a training step, with one method for each.
+class TrainPipeline:
+    """A training step, with one method for each of its parts.
 
     Parameters
     ----------
