@@ -40,7 +40,7 @@ class Generation:
     """Memory bandwidth of a GPU."""
     nvlink_gb_s: float
     """Bandwidth of a GPU to the other GPUs of its host: half of the data sheet's figure for both directions."""
-    network_gb_s: float
+    link_gb_s: float
     """Bandwidth of all network adapters of a host together."""
     reached_flops: float = 0.3
     """Share of `teraflops` that layers of this size reach."""
@@ -58,7 +58,7 @@ class Generation:
             hosts=gpus // GPUS_PER_HOST,
             ranks=GPUS_PER_HOST,
             inside_bytes_per_second=self.nvlink_gb_s * 1e9 * self.reached_links,
-            between_bytes_per_second=self.network_gb_s * 1e9 * self.reached_links,
+            between_bytes_per_second=self.link_gb_s * 1e9 * self.reached_links,
             inside=self.latency,
             between=self.latency,
         )
@@ -74,9 +74,9 @@ class Generation:
 
 GENERATIONS = (
     # DGX-1: FP32; four adapters of 100 Gbit/s. DGX A100: TF32, 80 GB; eight of 200. DGX H100: TF32; eight of 400.
-    Generation(name="V100", teraflops=15.7, memory_gb_s=900, nvlink_gb_s=150, network_gb_s=50),
-    Generation(name="A100", teraflops=156, memory_gb_s=2039, nvlink_gb_s=300, network_gb_s=200),
-    Generation(name="H100", teraflops=494.5, memory_gb_s=3350, nvlink_gb_s=450, network_gb_s=400),
+    Generation(name="V100", teraflops=15.7, memory_gb_s=900, nvlink_gb_s=150, link_gb_s=50),
+    Generation(name="A100", teraflops=156, memory_gb_s=2039, nvlink_gb_s=300, link_gb_s=200),
+    Generation(name="H100", teraflops=494.5, memory_gb_s=3350, nvlink_gb_s=450, link_gb_s=400),
 )
 
 

@@ -107,7 +107,7 @@ def _cluster(text: str) -> tuple[int, int]:
 )
 def plan(args: argparse.Namespace) -> None:
     """Print a plan. With several processes, only the first one prints."""
-    from stratarec.distributed.measure import measure_network
+    from stratarec.distributed.measure import measure_latency
     from stratarec.distributed.mesh import joined
     from stratarec.recipe import Recipe
 
@@ -116,9 +116,9 @@ def plan(args: argparse.Namespace) -> None:
     run = _plan_towers if args.towers is not None else _plan_device if args.device is not None else _plan_tables
     with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}) as mesh:
         if args.hosts is not None:
-            network = measure_network(mesh)
+            latency = measure_latency(mesh)
             run_cluster = _plan_fewest_hosts if args.hosts == _FEWEST else _plan_cluster
-            mesh.first(lambda: run_cluster(args, *_open_data(args), network))
+            mesh.first(lambda: run_cluster(args, *_open_data(args), latency))
         else:
             hosts = (recipe.distributed.hosts or 1) if args.ranks else mesh.hosts
             mesh.first(lambda: run(args, *_open_data(args), args.ranks or mesh.ranks, hosts))
@@ -170,7 +170,7 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError("--samples requires --hosts fewest")
 
 
-def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: Collective | None) -> None:
+def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, latency: Collective | None) -> None:
     """Predict step times on a cluster for each method of exchanging data between processes."""
     from stratarec.config.units import parse_rate
     from stratarec.planning.machine import measure_tiers
@@ -182,10 +182,10 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
     with dataset.locked():
         cluster = forecast.cluster_of(
             *args.hosts, between=parse_rate(args.network, "--network"),
-            inside=parse_rate(args.inside, "--inside") if args.inside else None, latency=network or forecast.ASSUMED,
+            inside=parse_rate(args.inside, "--inside") if args.inside else None, latency=latency or forecast.ASSUMED,
         )  # fmt: skip
         predictions = forecast.predict_exchanges(in_numbers(recipe, dataset), dataset, cluster)
-    lines = forecast.assumptions(recipe, dataset, cluster, measured=network is not None)
+    lines = forecast.assumptions(recipe, dataset, cluster, measured=latency is not None)
     rows = [prediction.to_dict() for prediction in predictions]
     best = {kind: prediction.name for kind, prediction in forecast.fastest(predictions).items()}
     towers = forecast.verdict(predictions)
@@ -195,7 +195,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
         print_steps(rows, best, lines, towers)
 
 
-def _plan_fewest_hosts(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: Collective | None) -> None:
+def _plan_fewest_hosts(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, latency: Collective | None) -> None:
     """Find the smallest number of hosts that holds the model and reaches the target throughput."""
     from stratarec.config.units import parse_rate
     from stratarec.planning.machine import measure_tiers
@@ -204,7 +204,7 @@ def _plan_fewest_hosts(args: argparse.Namespace, recipe: Recipe, dataset: Datase
     measure_tiers(recipe.memory, again=args.measure)
     with dataset.locked():
         counts = count_hosts(
-            recipe, dataset, between=parse_rate(args.network, "--network"), latency=network or ASSUMED,
+            recipe, dataset, between=parse_rate(args.network, "--network"), latency=latency or ASSUMED,
             rate=args.samples or 0.0,
         )  # fmt: skip
     if args.json:

@@ -264,7 +264,7 @@ class RollCall:
             return RankError(f"rank {self._rank} received SIGTERM")
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         return RankError(
-            f"rank {self._rank}: ranks lost their connections although all ranks run ({first}); check the network "
+            f"rank {self._rank}: ranks lost their connections although all ranks run ({first}); check the links "
             "between them, or increase distributed.timeout"
         )
 

@@ -38,7 +38,7 @@ class Collective:
         return self.alpha + self.alpha_peer * peers if peers else 0.0
 
 
-def measure_network(mesh: Mesh) -> Collective | None:
+def measure_latency(mesh: Mesh) -> Collective | None:
     """Measure the latency of collectives with all ranks of `mesh`, in about a second; None with less than three ranks.
 
     With fewer ranks, the cost of a peer cannot be separated from the latency. Ranks of a test may share processors,
@@ -76,7 +76,7 @@ def collective_times(channel: Channel, size: int, rounds: int) -> tuple[float, f
     message, even = torch.zeros(size * channel.ranks, dtype=torch.uint8), [size] * channel.ranks
     walls, works = [], []
     for _ in range(rounds):
-        # All ranks start together. Otherwise waiting for a late rank would count as time of the network.
+        # All ranks start together. Otherwise waiting for a late rank would count as time of the exchange.
         channel.agree(None)
         wall, work = time.perf_counter(), time.process_time()
         channel.exchange(message, even, even)

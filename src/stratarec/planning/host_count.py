@@ -48,7 +48,7 @@ def fewest_hosts(
     memory : MemoryConfig
         Budgets of one host. A path without a budget may use as many bytes as are free in it on this machine.
     machine : Machine
-        Rates of a host, and of the network between hosts.
+        Rates of a host, and of the links between hosts.
     work : StepWork
         Work of one step of all hosts together. The lookups of `tables` are also those of all hosts.
 

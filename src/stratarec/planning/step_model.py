@@ -28,7 +28,7 @@ the network are reduced over all ranks, gradients of a tower's module over the r
 **Overlap.** With lookahead, a block device works at the same time as the processors, and rows are fetched on the cores
 that training leaves free. Everything else is sequential.
 
-**Assumptions.** All ranks and all links are equal, loads are even, and the network carries all links at once.
+**Assumptions.** All ranks and all links are equal, loads are even, and the switches carry all links at once.
 """
 
 from __future__ import annotations
