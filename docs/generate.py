@@ -160,7 +160,7 @@ EXPLANATIONS = {
     "TrainConfig.trace": "how-to/slow-or-wrong.md#it-is-slow",
     "TrainConfig.report": "how-to/reading-a-report.md",
     "TrainConfig.shuffle_row_groups": "how-to/slow-or-wrong.md#it-runs-out-of-memory",
-    "TrainConfig.portions": f"{_RECIPES}#several-hosts-on-a-slow-network",
+    "TrainConfig.portions": f"{_RECIPES}#several-hosts-with-slow-links",
     "TrainConfig.shuffle": "explanation/deduplication.md",
     "TrainConfig.loss": f"{_RECIPES}#a-loss-other-than-cross-entropy",
     "LossConfig": f"{_RECIPES}#a-loss-other-than-cross-entropy",

@@ -41,8 +41,8 @@ BAD = object()
 
 
 def source(path: Path, schema: Schema = SCHEMA, on_bad_row: OnBadRow = "error", **options: Any) -> CsvSource:
-    block_bytes = options.pop("block_bytes", 1 << 20)
-    return CsvSource(CsvConfig(paths=(str(path),), schema=schema, **options), on_bad_row, block_bytes)
+    chunk_bytes = options.pop("chunk_bytes", 1 << 20)
+    return CsvSource(CsvConfig(paths=(str(path),), schema=schema, **options), on_bad_row, chunk_bytes)
 
 
 def read(path: Path, schema: Schema = SCHEMA, on_bad_row: OnBadRow = "error", **options: Any) -> pl.DataFrame:
@@ -95,7 +95,7 @@ CELLS = {
     st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
 )
 def test_any_text_reads_like_the_reference_or_names_the_error(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]], block: int, end: str, quoting: Any
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]], chunk: int, end: str, quoting: Any
 ) -> None:
     path, text, lines = tmp_path_factory.mktemp("csv") / "log.csv", io.StringIO(), []
     writer = csv.writer(text, lineterminator=end, quoting=quoting)
@@ -106,7 +106,7 @@ def test_any_text_reads_like_the_reference_or_names_the_error(
     path.write_bytes(text.getvalue().encode())
     cells = [{name: REFERENCE[name](row[name]) for name in REFERENCE} for row in rows]
     good = [place for place, row in enumerate(cells) if BAD not in row.values()]
-    chunks = list(source(path, on_bad_row="skip", block_bytes=block).chunks(path.parent))
+    chunks = list(source(path, on_bad_row="skip", chunk_bytes=chunk).chunks(path.parent))
     frame = pl.concat([chunk.frame for chunk in chunks])
     assert frame.to_dicts() == [{name: cells[place][name] for name in frame.columns} for place in good]
     assert [line for chunk in chunks for line in chunk.rows] == [lines[place] for place in good]
@@ -115,7 +115,7 @@ def test_any_text_reads_like_the_reference_or_names_the_error(
         first = min(set(range(len(rows))) - set(good))
         wrong = [name for name, cell in cells[first].items() if cell is BAD]
         with pytest.raises(DataError) as caught:
-            read(path, block_bytes=block)
+            read(path, chunk_bytes=chunk)
         start = f"{path}, line {lines[first]}: column "
         assert any(str(caught.value).startswith(f"{start}{name!r}: got ") for name in wrong), caught.value
 
@@ -161,8 +161,8 @@ def json_lines() -> bytes:
 )
 def test_one_log_in_every_format(tmp_path: Path, name: str, content: bytes, options: dict[str, Any]) -> None:
     (tmp_path / name).write_bytes(content)
-    for block_bytes in (50, 1 << 20):
-        assert read(tmp_path / name, block_bytes=block_bytes, **options).to_dicts() == EXPECTED
+    for chunk_bytes in (50, 1 << 20):
+        assert read(tmp_path / name, chunk_bytes=chunk_bytes, **options).to_dicts() == EXPECTED
 
 
 def test_a_url_is_read(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_a_damaged_file_is_named_after_the_rows_before_the_damage(tmp_path: Path
     path.write_bytes(compressed[: len(compressed) // 2])
     chunks = []
     with refuses(DataError, "log.csv.gz"):
-        chunks.extend(source(path, block_bytes=10_000).chunks(tmp_path))
+        chunks.extend(source(path, chunk_bytes=10_000).chunks(tmp_path))
     assert len(chunks) > 5
 
 

@@ -43,8 +43,8 @@ def line(label: str = "1", dense: str = "5", sparse: str = "a9", fields: int = 4
     return "\t".join([label, *[dense] * 13, *[sparse] * 26][:fields]).encode()
 
 
-def source(path: Path, on_bad_row: OnBadRow = "error", block_bytes: int = 1 << 20) -> CsvSource:
-    return CsvSource(CRITEO.of_file(str(path)), on_bad_row, block_bytes)
+def source(path: Path, on_bad_row: OnBadRow = "error", chunk_bytes: int = 1 << 20) -> CsvSource:
+    return CsvSource(CRITEO.of_file(str(path)), on_bad_row, chunk_bytes)
 
 
 def read(source: CsvSource) -> pl.DataFrame:
@@ -104,14 +104,14 @@ def test_any_bytes_give_rows_or_a_data_error(tmp_path_factory: pytest.TempPathFa
     path = tmp_path_factory.mktemp("fuzz") / "log.tsv"
     path.write_bytes(content)
     good = bad = 0
-    for chunk in source(path, "skip", block_bytes=100).chunks(Path()):
+    for chunk in source(path, "skip", chunk_bytes=100).chunks(Path()):
         good, bad = good + chunk.frame.height, bad + chunk.bad_rows
     assert good + bad == sum(text not in (b"", b"\r") for text in content.split(b"\n"))
     assert good >= sum(text in (line(), line("0", "")) for text in content.split(b"\n"))
 
 
-def avazu(path: Path, on_bad_row: OnBadRow = "error", block_bytes: int = 1 << 20) -> CsvSource:
-    return CsvSource(AVAZU.of_file(str(path)), on_bad_row, block_bytes)
+def avazu(path: Path, on_bad_row: OnBadRow = "error", chunk_bytes: int = 1 << 20) -> CsvSource:
+    return CsvSource(AVAZU.of_file(str(path)), on_bad_row, chunk_bytes)
 
 
 AVAZU_HEADER = ",".join(["id", "click", "hour", *AVAZU_CATEGORIES]).encode()
@@ -142,16 +142,16 @@ def test_logs_resume_at_any_chunk(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"log.csv.{ending}".rstrip(".")
     path.write_bytes(PACKED[ending](LONG) if ending else LONG)
     frame = read(avazu(tmp_path / "whole.csv"))
-    chunks = list(avazu(path, block_bytes=3000).chunks(Path()))
+    chunks = list(avazu(path, chunk_bytes=3000).chunks(Path()))
     assert len(chunks) > 6
     assert_frame_equal(pl.concat([chunk.frame for chunk in chunks]), frame)
     assert chunks[-1].bytes_done == path.stat().st_size
     for start in range(1, len(chunks)):
-        later = list(avazu(path, block_bytes=3000).chunks(Path(), ChunkShare(done=frozenset(range(start)))))
+        later = list(avazu(path, chunk_bytes=3000).chunks(Path(), ChunkShare(done=frozenset(range(start)))))
         assert [chunk.index for chunk in later] == list(range(start, len(chunks)))
         assert [chunk.rows.tolist() for chunk in later] == [chunk.rows.tolist() for chunk in chunks[start:]]
         assert_frame_equal(later[0].frame, chunks[start].frame)
-    assert not list(avazu(path, block_bytes=3000).chunks(Path(), ChunkShare(done=frozenset(range(len(chunks))))))
+    assert not list(avazu(path, chunk_bytes=3000).chunks(Path(), ChunkShare(done=frozenset(range(len(chunks))))))
 
 
 @pytest.mark.parametrize("ending", PACKED)
@@ -161,7 +161,7 @@ def test_a_stream_cut_anywhere_is_refused(tmp_path: Path, ending: str) -> None:
     for cut in [*range(1, 40), *range(40, len(compressed), 97), len(compressed) - 1]:
         path.write_bytes(compressed[:cut])
         with refuses(DataError, f"{path.name}"):
-            read(avazu(path, "skip", block_bytes=3000))
+            read(avazu(path, "skip", chunk_bytes=3000))
 
 
 @settings(deadline=None, max_examples=30)
@@ -175,7 +175,7 @@ def test_a_flipped_byte_in_a_compressed_log_gives_rows_or_a_data_error(
     path.write_bytes(bytes(content))
     # A flip in a header field that does not affect the content is no damage. Any other kind of error fails the test.
     with contextlib.suppress(DataError):
-        assert read(avazu(path, "skip", block_bytes=3000)).height <= 400
+        assert read(avazu(path, "skip", chunk_bytes=3000)).height <= 400
 
 
 def compress(content: bytes, codec: str, repeats: int = 1) -> bytes:
@@ -211,7 +211,7 @@ def test_a_line_without_an_end_is_refused_before_it_is_read(
         with refuses(DataError, "line 1 1,048,576 data.source.max_line_bytes"):
             use(CsvSource(CRITEO.of_file(str(path)), "error"))
     assert time.monotonic() - began < 10
-    assert decompressed_bytes <= 2 * text.BLOCK_BYTES + (4 << 20)
+    assert decompressed_bytes <= 2 * text.CHUNK_BYTES + (4 << 20)
 
 
 def test_a_file_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
@@ -234,15 +234,15 @@ def test_blocks_of_a_file_match_those_of_its_compressed_copy(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], size: int, ended: bool
 ) -> None:
     content = b"\n".join(lines) + (b"\n" if ended else b"x")
-    folder = tmp_path_factory.mktemp("blocks")
+    folder = tmp_path_factory.mktemp("chunks")
     (folder / "log").write_bytes(content)
     (folder / "log.gz").write_bytes(gzip.compress(content))
-    blocks = []
+    chunks = []
     for name in ("log", "log.gz"):
         (file,) = expand((str(folder / name),))
         with contextlib.suppress(DataError):  # a quote that is not closed
-            blocks.append([(b.content, b.first_line, b.lines) for b in text.read_blocks(file, size, 1000, b'"')])
-    assert len(blocks) != 1
-    for one, other in zip(*[iter(blocks)] * 2, strict=False):
+            chunks.append([(b.content, b.first_line, b.lines) for b in text.read_chunks(file, size, 1000, b'"')])
+    assert len(chunks) != 1
+    for one, other in zip(*[iter(chunks)] * 2, strict=False):
         assert one == other
-        assert b"".join(block for block, _, _ in one) == content + (b"" if ended else b"\n")
+        assert b"".join(chunk for chunk, _, _ in one) == content + (b"" if ended else b"\n")

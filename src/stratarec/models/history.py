@@ -213,7 +213,7 @@ class TargetAttention(nn.Module):
         return weights
 
 
-class _Block(nn.Module):
+class _TransformerBlock(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -244,7 +244,7 @@ class TransformerPooling(nn.Module):
         if width % config.heads:
             raise ConfigError(f"model.history.heads is {config.heads}, which does not divide embedding_dim {width}")
         self.position = nn.Parameter(torch.zeros(longest, width))
-        self.blocks = nn.ModuleList(_Block(width, config.heads) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(_TransformerBlock(width, config.heads) for _ in range(config.layers))
 
     def lists(self, windows: HistoryWindows, rows: int) -> HistoryLists:
         """List the row of each position ``[U, L]``, and the history of each sample if samples share histories.

@@ -37,15 +37,15 @@ from stratarec.data.sources.parquet import column_types, count_rows, to_frame
 from stratarec.data.sources.table_files import DAMAGE, TableFile, open_table
 from stratarec.data.sources.text import (
     BOM,
-    Block,
     Delimited,
     JsonLines,
+    TextChunk,
     check_json_lines,
     check_utf8,
     estimate_rows,
     first_json_values,
     narrow_encoding,
-    read_blocks,
+    read_chunks,
     read_header,
     wide_encoding,
 )
@@ -247,13 +247,13 @@ def _table_names(file: InputFile) -> list[str]:
 
 def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     for file in (*files, files[0]):
-        block, encoding = _head(file)
-        head = block.content.removeprefix(BOM)
+        chunk, encoding = _head(file)
+        head = chunk.content.removeprefix(BOM)
         check_utf8(head, file.path)
         if b"\n" in head.strip():
             break  # a file of one line may be a header alone
     files = (file, *(other for other in files if other is not file))
-    is_complete = len(files) == 1 and block.bytes_done >= file.size
+    is_complete = len(files) == 1 and chunk.bytes_done >= file.size
     if bare_name(file.path).endswith(JSON_SUFFIXES):
         check_json_lines(head, file.path)
     if head.lstrip().startswith(b"{"):
@@ -270,19 +270,19 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     return replace(sample, total=rows if is_complete else max(estimate_rows(files, _MAX_LINE_BYTES, encoding), rows))
 
 
-def _head(file: InputFile) -> tuple[Block, str]:
+def _head(file: InputFile) -> tuple[TextChunk, str]:
     """Read the first lines of a file, and guess its encoding if they are not UTF-8."""
     try:
-        block = next(read_blocks(file, _HEAD_BYTES, _MAX_LINE_BYTES))
+        chunk = next(read_chunks(file, _HEAD_BYTES, _MAX_LINE_BYTES))
     except DataError:
         encoding = wide_encoding(file)
         if not encoding:
             raise
-        return next(read_blocks(file, _HEAD_BYTES, _MAX_LINE_BYTES, encoding=encoding)), encoding
-    encoding = narrow_encoding(block.content)
+        return next(read_chunks(file, _HEAD_BYTES, _MAX_LINE_BYTES, encoding=encoding)), encoding
+    encoding = narrow_encoding(chunk.content)
     if encoding == "utf-8":
-        return block, encoding
-    return replace(block, content=block.content.decode(encoding).encode()), encoding
+        return chunk, encoding
+    return replace(chunk, content=chunk.content.decode(encoding).encode()), encoding
 
 
 def _delimited(
@@ -324,7 +324,7 @@ def _json_names(file: InputFile, encoding: str) -> list[str]:
 
 def _front(file: InputFile, size: int, encoding: str) -> bytes:
     """Read about `size` bytes at the beginning of a file, as UTF-8."""
-    return next(read_blocks(file, size, _MAX_LINE_BYTES, encoding=encoding)).content.removeprefix(BOM)
+    return next(read_chunks(file, size, _MAX_LINE_BYTES, encoding=encoding)).content.removeprefix(BOM)
 
 
 def _header(file: InputFile, mark: str, encoding: str) -> list[str]:

@@ -47,7 +47,7 @@ _INTEGER = ", without leading zeros, because its type is integer; set type to te
 
 @dataclass
 class BadRows:
-    """Count of bad rows in one block, and error messages for the first of them.
+    """Count of bad rows in one chunk, and error messages for the first of them.
 
     Columns are checked one after another, so the first bad row is known only when all are checked. Then call
     `raise_first`.

@@ -67,7 +67,7 @@ _SHARES = 4
 # Bytes of the frames that are spilled to one file. A file has a stream for each partition, so with a file for each
 # chunk, the number of streams would grow with the square of the log's size.
 _FILE_BYTES = 64 << 20
-# Memory of a reader in bytes: a process without data, and a block or row group with all its copies.
+# Memory of a reader in bytes: a process without data, and a chunk or row group with all its copies.
 _READER_BYTES = 1 << 30
 
 

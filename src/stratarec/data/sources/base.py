@@ -92,7 +92,7 @@ class Chunk:
     """The columns that `View.pass_through` names, with the values and types of the file."""
 
 
-# Maximum number of chunks in a file. A chunk of text is a block of 16 MiB.
+# Maximum number of chunks in a file. A chunk of text has 16 MiB.
 _FILE_CHUNKS = 1 << 24
 
 

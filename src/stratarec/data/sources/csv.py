@@ -24,15 +24,15 @@ from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, RowsConfi
 from stratarec.data.sources.files import STANDARD_INPUT, InputFile, expand, fingerprint, no_rows
 from stratarec.data.sources.formats import JSON_SUFFIXES, TSV_SUFFIXES, bare_name
 from stratarec.data.sources.text import (
-    BLOCK_BYTES,
     BOM,
-    Block,
+    CHUNK_BYTES,
     Delimited,
     JsonLines,
+    TextChunk,
     check_json_lines,
     estimate_rows,
     first_json_values,
-    read_blocks,
+    read_chunks,
     read_header,
 )
 from stratarec.errors import ConfigError, DataError
@@ -43,7 +43,7 @@ Format = Literal["auto", "csv", "tsv", "jsonl"]
 _DELIMITERS = "\t;|,"
 # Number of bytes that are searched for the names of columns.
 _FRONT_BYTES = 1 << 20
-# Number of blocks that are parsed in parallel, and of parsed blocks that wait for the consumer. All are in memory.
+# Number of chunks that are parsed in parallel, and of parsed chunks that wait for the consumer. All are in memory.
 _WORKERS, _AHEAD = 2, 2
 
 
@@ -92,11 +92,11 @@ class CsvSource:
     divisible = True
 
     def __init__(
-        self, config: CsvConfig, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES, view: View | None = None
+        self, config: CsvConfig, on_bad_row: OnBadRow, chunk_bytes: int = CHUNK_BYTES, view: View | None = None
     ) -> None:
         self._view, self._is_scored = view or View(schema=config.schema), view is not None
         self.schema, self._config = self._view.schema, config
-        self._on_bad_row, self._block_bytes = on_bad_row, block_bytes
+        self._on_bad_row, self._chunk_bytes = on_bad_row, chunk_bytes
         self._files = expand(config.paths)
         self.files = tuple(file.path for file in self._files)
         self.total_bytes = sum(file.size for file in self._files)
@@ -117,7 +117,7 @@ class CsvSource:
     def _front(self) -> tuple[InputFile, bytes]:
         """Return the first file that is not empty, and its first bytes."""
         for file in self._files:
-            content = next(self._blocks(file, _FRONT_BYTES)).content.removeprefix(BOM)
+            content = next(self._text_chunks(file, _FRONT_BYTES)).content.removeprefix(BOM)
             if content.strip():
                 return file, content
         raise no_rows(self._files[0])
@@ -146,19 +146,19 @@ class CsvSource:
         unlabelled = [name for name in config.columns if name not in self.schema.label_columns]
         return _Header(default, unlabelled if len(header.names) == len(unlabelled) else list(config.columns), 0, 0)
 
-    def _blocks(self, file: InputFile, block_bytes: int) -> Iterator[Block]:
+    def _text_chunks(self, file: InputFile, chunk_bytes: int) -> Iterator[TextChunk]:
         config = self._config
         quote = b"" if _is_json(config, file) else config.quote.encode()
-        return read_blocks(file, block_bytes, config.max_line_bytes, quote, config.encoding)
+        return read_chunks(file, chunk_bytes, config.max_line_bytes, quote, config.encoding)
 
     def estimate_rows(self) -> int:
         return estimate_rows(self._files, self._config.max_line_bytes, self._config.encoding)
 
     def fingerprint(self) -> dict[str, object]:
-        return {"kind": "csv", "files": fingerprint(self._files), "block_bytes": self._block_bytes}
+        return {"kind": "csv", "files": fingerprint(self._files), "block_bytes": self._chunk_bytes}
 
     def chunks(self, workspace: Path, share: ChunkShare = ALL_CHUNKS) -> Iterator[Chunk]:
-        """Yield a chunk for each block of the share; other blocks are read but not parsed."""
+        """Yield the chunks of the share. The text of other chunks is read but not parsed."""
         return in_order(self._tasks(share), self._chunk)
 
     def _tasks(self, share: ChunkShare) -> Iterator[_Task]:
@@ -169,11 +169,11 @@ class CsvSource:
             bytes_before += file.size
 
     def _file_tasks(self, share: ChunkShare, number: int, file: InputFile, bytes_before: int) -> Iterator[_Task]:
-        """Yield the blocks of a file, without its header."""
+        """Yield the chunks of a file, without its header."""
         reader: Delimited | JsonLines | None = None
         has_rows = False
-        for piece, block in enumerate(self._blocks(file, self._block_bytes)):
-            content, numbers = block.content, range(block.first_line, block.first_line + block.lines)
+        for piece, chunk in enumerate(self._text_chunks(file, self._chunk_bytes)):
+            content, numbers = chunk.content, range(chunk.first_line, chunk.first_line + chunk.lines)
             if reader is None:
                 content = content.removeprefix(BOM)
                 if not content.strip():
@@ -183,7 +183,7 @@ class CsvSource:
             has_rows = has_rows or not (content == b"" or content.isspace())
             index = chunk_index(number, piece)
             if share.has(index, number, piece):
-                bytes_done = bytes_before + block.bytes_done
+                bytes_done = bytes_before + chunk.bytes_done
                 yield _Task(index, number, reader, content, numbers, bytes_done)
         if not has_rows and len(self._files) == 1:
             raise no_rows(file)
@@ -251,18 +251,18 @@ class CsvSource:
         )
 
     def _check_integers(self, reader: Delimited, content: bytes) -> None:
-        """If a field has leading zeros, read integers as text from this block on: Polars would read 007 as 7.
+        """If a field has leading zeros, read integers as text from this chunk on: Polars would read 007 as 7.
 
-        Integers are not always read as text, because that takes longer: 54 instead of 47 ms for a block of 16 MiB.
+        Integers are not always read as text, because that takes longer: 54 instead of 47 ms for a chunk of 16 MiB.
         """
         if self._integers and reader.has_leading_zeros(content):
             self._types.update(dict.fromkeys(self._integers, pl.String))
             self._integers = set()
 
     def _learn_types(self, frame: pl.DataFrame) -> None:
-        """Change a column's type to text if values of this block, such as dates, do not fit it.
+        """Change a column's type to text if values of this chunk, such as dates, do not fit it.
 
-        Later blocks are then parsed once instead of twice.
+        Later chunks are then parsed once instead of twice.
         """
         for name, type in list(self._types.items()):
             text = frame[name]
@@ -281,16 +281,16 @@ class _Header(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """A block to be parsed."""
+    """A text chunk to be parsed."""
 
     chunk: int
-    """Index of the chunk with the rows of the block."""
+    """Index of the chunk."""
     file: int
     reader: Delimited | JsonLines
     content: bytes
-    """Bytes of the block, which are whole lines."""
+    """Bytes of the chunk, which are whole lines."""
     numbers: range
-    """Line numbers of the block in the file."""
+    """Line numbers of the chunk in the file."""
     bytes_done: int
 
 
@@ -356,7 +356,7 @@ def _is_json(config: CsvConfig, file: InputFile) -> bool:
         return config.format in ("auto", "jsonl")
     # Neither standard input nor the member of an archive has a suffix.
     is_unnamed = file.path == STANDARD_INPUT or file.path.lower().endswith(".zip")
-    return is_unnamed and next(read_blocks(file, _FRONT_BYTES, config.max_line_bytes)).content.lstrip()[:1] == b"{"
+    return is_unnamed and next(read_chunks(file, _FRONT_BYTES, config.max_line_bytes)).content.lstrip()[:1] == b"{"
 
 
 def _delimiter(config: CsvConfig, file: InputFile) -> str:

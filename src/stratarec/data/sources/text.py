@@ -1,12 +1,12 @@
-"""Text logs of any size: files are cut into blocks of whole lines, which are parsed as delimited text or JSON lines.
+"""Text logs of any size: files are cut into chunks of whole lines, which are parsed as delimited text or JSON lines.
 
 Delimited text is cut at line ends outside of quotes (after an even number of quotes), JSON lines at every line end.
 Memory is limited by the longest allowed line. Lines are counted from 1. Damage to a file itself, such as a truncated
 gzip, is always an error.
 
-Polars parses the blocks. If a value does not fit the type of its column, the block is read again as text. Polars also
+Polars parses the chunks. If a value does not fit the type of its column, the chunk is read again as text. Polars also
 accepts records that end early, and fills them with nulls. Such records are detected by counting delimiters, and the
-block is then split by record. A quote that is never closed is an error even if bad rows are skipped, because it is
+chunk is then split by record. A quote that is never closed is an error even if bad rows are skipped, because it is
 unknown how many rows it covers.
 """
 
@@ -36,11 +36,11 @@ from stratarec.io.names import shell_word
 if TYPE_CHECKING:
     from stratarec.kernels.csv_records import Records
 
-BLOCK_BYTES = 16 << 20
+CHUNK_BYTES = 16 << 20
 BOM = b"\xef\xbb\xbf"
 # Number of bytes that are compared at a time, so that the result stays in the processor's cache.
 _COMPARE_BYTES = 1 << 18
-# Number of bytes that are searched at a time for the last line end of a block.
+# Number of bytes that are searched at a time for the last line end of a chunk.
 _SEARCH_BYTES = 1 << 16
 _MAX_HEADER_BYTES = 1 << 20
 # Number of JSON lines that are searched for the names of columns.
@@ -70,21 +70,21 @@ Parsed = tuple[pl.DataFrame, NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class TextChunk:
     """Whole lines of one file."""
 
     first_line: int
     content: bytes
     bytes_done: int
-    """Number of bytes of the file, as stored, up to the end of the block."""
+    """Number of bytes of the file, as stored, up to the end of the chunk."""
     lines: int
     """Number of line ends in `content`."""
 
 
-def read_blocks(
-    file: InputFile, block_bytes: int, max_line_bytes: int, quote: bytes = b"", encoding: str = "utf-8"
-) -> Iterator[Block]:
-    """Yield the content of a file, converted to UTF-8, as blocks that end at line ends outside of quotes.
+def read_chunks(
+    file: InputFile, chunk_bytes: int, max_line_bytes: int, quote: bytes = b"", encoding: str = "utf-8"
+) -> Iterator[TextChunk]:
+    """Yield the content of a file, converted to UTF-8, as chunks that end at line ends outside of quotes.
 
     Raises
     ------
@@ -95,14 +95,14 @@ def read_blocks(
     # all earlier pieces again.
     line, pending, pending_bytes, in_quotes = 1, [b""], 0, False
     with file.open() as raw:
-        for data in _text(raw, file, block_bytes, encoding):
+        for data in _text(raw, file, chunk_bytes, encoding):
             cut, in_quotes = _last_line_end(data, quote, in_quotes)
             if cut:
                 is_whole = not pending_bytes and cut == len(data)
                 content = data if is_whole else b"".join([*pending, memoryview(data)[:cut]])
                 _check_line_lengths(content, file.path, line, max_line_bytes)
                 lines = _count_byte(content, "\n")
-                yield Block(first_line=line, content=content, bytes_done=min(raw.tell(), file.size), lines=lines)
+                yield TextChunk(first_line=line, content=content, bytes_done=min(raw.tell(), file.size), lines=lines)
                 line += lines
                 pending, pending_bytes = [], 0
             pending.append(data[cut:])
@@ -113,7 +113,7 @@ def read_blocks(
                 raise _line_too_long(file.path, line, max_line_bytes)
     if pending_bytes or line == 1:
         content = b"".join([*pending, b"\n"]) if pending_bytes else b""
-        yield Block(first_line=line, content=content, bytes_done=file.size, lines=_count_byte(content, "\n"))
+        yield TextChunk(first_line=line, content=content, bytes_done=file.size, lines=_count_byte(content, "\n"))
 
 
 def _count_byte(content: bytes, mark: str) -> int:
@@ -126,10 +126,10 @@ def _count_byte(content: bytes, mark: str) -> int:
 
 
 def estimate_rows(files: tuple[InputFile, ...], max_line_bytes: int, encoding: str = "utf-8") -> int:
-    """Estimate the number of rows of all files from the first block. Compressed text is assumed to be four times as
+    """Estimate the number of rows of all files from the first chunk. Compressed text is assumed to be four times as
     large when decompressed."""
     for file in files:
-        front = next(read_blocks(file, 1 << 20, max_line_bytes, encoding=encoding)).content
+        front = next(read_chunks(file, 1 << 20, max_line_bytes, encoding=encoding)).content
         if front:
             text_bytes = sum(file.size for file in files) * (4 if compression_of(file.front(), file.path) else 1)
             return max(int(text_bytes / (len(front) / max(front.count(b"\n"), 1))), 1)
@@ -197,10 +197,10 @@ def _line_too_long(path: str, line: int, max_bytes: int) -> DataError:
     )
 
 
-def _text(raw: IO[bytes], file: InputFile, block_bytes: int, encoding: str) -> Iterator[bytes]:
+def _text(raw: IO[bytes], file: InputFile, chunk_bytes: int, encoding: str) -> Iterator[bytes]:
     """Yield the content of a file, decompressed and converted to UTF-8."""
     codec = compression_of(file.front(), file.path)
-    pieces = _decompressed(raw, file.path, codec, block_bytes)
+    pieces = _decompressed(raw, file.path, codec, chunk_bytes)
     first = next(pieces, b"")
     refuse_packed(first, file.path, codec)
     _check_front(first, file.path, encoding)
@@ -301,10 +301,10 @@ def _reencode(encoding: str) -> str:
     return f"set data.source.encoding, such as {encoding}, or convert the file (iconv -f {name} -t utf-8)"
 
 
-def _decompressed(raw: IO[bytes], path: str, codec: str, block_bytes: int) -> Iterator[bytes]:
+def _decompressed(raw: IO[bytes], path: str, codec: str, chunk_bytes: int) -> Iterator[bytes]:
     try:
         stream = decompressed_stream(raw, path, codec)
-        while data := stream.read(block_bytes):
+        while data := stream.read(chunk_bytes):
             yield data
     except DAMAGE as error:
         fault = f"damaged or truncated {codec}" if codec else "unreadable"
@@ -325,7 +325,7 @@ class Delimited:
     """Texts that mean a missing value, in addition to an empty field."""
 
     def parse(self, content: bytes, numbers: range, types: ColumnTypes, bad: BadRows) -> Parsed:
-        """Parse a block. Return its columns, and the line number of each row.
+        """Parse a chunk. Return its columns, and the line number of each row.
 
         Columns have the `types`, or are all text if a value does not fit its type. `numbers` are the numbers of the
         lines in `content`. Malformed records are added to `bad`; empty lines are ignored.
@@ -494,7 +494,7 @@ class JsonLines:
     """Texts that mean a missing value, in addition to null and an empty text."""
 
     def parse(self, content: bytes, numbers: range, names: tuple[str, ...], bad: BadRows) -> Parsed:
-        """Parse a block. Return the columns `names` as text, and the line number of each row.
+        """Parse a chunk. Return the columns `names` as text, and the line number of each row.
 
         `numbers` are the numbers of the lines in `content`. A line is added to `bad` if it is not a JSON object, or has
         a list or an object in place of a single value. Empty lines are ignored.
