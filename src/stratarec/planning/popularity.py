@@ -23,9 +23,9 @@ Floats = NDArray[np.float64]
 _EXACT_COUNTS = 128
 _WIDTH = 0.01
 _CHUNK_ROWS = 1 << 22
-# Maximum number of runs of rows in one bin that are kept in the order of ids. If ids are ranked by frequency, about
-# 1,700 runs are needed, and one for each tail bucket.
-_MOST_RUNS = 1 << 16
+# Maximum number of segments of rows in one bin that are kept in the order of ids. If ids are ranked by frequency, about
+# 1,700 segments are needed, and one for each tail bucket.
+_MOST_SEGMENTS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,16 +66,16 @@ class Popularity:
         ConfigError
             If a count is negative.
         """
-        runs = _Runs()
+        segments = _Segments()
         if ids is None:
             for first in range(0, len(counts), _CHUNK_ROWS):
                 part = np.asarray(counts[first : first + _CHUNK_ROWS])
-                runs.add(part, np.ones(len(part)))
+                segments.add(part, np.ones(len(part)))
         else:  # each id, and the ids without lookups before and after it
             spread, sizes = np.zeros(2 * len(ids) + 1, dtype=np.int64), np.ones(2 * len(ids) + 1)
             spread[1::2], sizes[::2] = counts, np.diff(ids, prepend=-1, append=rows) - 1
-            runs.add(spread[sizes > 0], sizes[sizes > 0])
-        members, lookups, by_id = runs.result()
+            segments.add(spread[sizes > 0], sizes[sizes > 0])
+        members, lookups, by_id = segments.result()
         total = lookups.sum()
         if not total:
             return cls.uniform(int(members.sum()))
@@ -116,12 +116,12 @@ class Popularity:
         return logs
 
 
-class _Runs:
-    """Collects runs of consecutive rows with counts in the same bin, or only a histogram if there are too many runs."""
+class _Segments:
+    """Collects segments of consecutive rows with counts in the same bin, or only a histogram if they are too many."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[NDArray[np.int64], Floats, Floats]] = []
-        self._runs = 0
+        self._segments = 0
         self._ordered = True
 
     def add(self, counts: NDArray[np.int64], sizes: Floats) -> None:
@@ -130,12 +130,12 @@ class _Runs:
             raise ConfigError(f"access counts go down to {counts.min()}, expected 0 or more")
         bins = _bins(counts)
         starts = np.concatenate([[0], np.flatnonzero(np.diff(bins)) + 1])
-        if self._ordered and self._runs + len(starts) > _MOST_RUNS:
+        if self._ordered and self._segments + len(starts) > _MOST_SEGMENTS:
             self._ordered = False
             self._parts = [_histogram(*part) for part in self._parts]
         part = (bins[starts], np.add.reduceat(sizes, starts), np.add.reduceat(counts, starts).astype(np.float64))
         self._parts.append(part if self._ordered else _histogram(*part))
-        self._runs += len(starts)
+        self._segments += len(starts)
 
     def result(self) -> tuple[Floats, Floats, bool]:
         """Return the number of rows and the number of lookups of each bin, and whether bins are in the order of ids."""
@@ -154,7 +154,7 @@ def _bins(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _histogram(bins: NDArray[np.int64], rows: Floats, lookups: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Add the rows and lookups of runs in the same bin, and return bins, rows and lookups by ascending bin."""
+    """Add the rows and lookups of segments in the same bin, and return bins, rows and lookups by ascending bin."""
     distinct, place = np.unique(bins, return_inverse=True)
     return distinct, np.bincount(place, rows).astype(np.float64), np.bincount(place, lookups).astype(np.float64)
 

@@ -284,16 +284,16 @@ class Spill:
         """
         if self._schema.shard_key:
             return [[p] for p in sorted({partition for file in files for partition in file.places})]
-        runs: list[list[int]] = [[]]
+        shards: list[list[int]] = [[]]
         rows = 0
         for file in files:
             if rows and rows + file.rows > shard_samples:
-                runs.append([])
+                shards.append([])
                 rows = 0
             if file.rows:
-                runs[-1].append(file.indexes[0])
+                shards[-1].append(file.indexes[0])
                 rows += file.rows
-        return [run for run in runs if run]
+        return [shard for shard in shards if shard]
 
 
 def _file_indexes(chunks: Sequence[Chunk]) -> NDArray[np.int32]:
@@ -439,8 +439,8 @@ def log_shares(source: Source, readers: int) -> tuple[ChunkShare, ...]:
     count = len(source.files)
     if readers == 1 or not source.divisible:
         return ()
-    runs = min(count, _SHARES * readers)
-    edges = [count * run // runs for run in range(runs + 1)]
+    parts = min(count, _SHARES * readers)
+    edges = [count * part // parts for part in range(parts + 1)]
     stripes = min(-(-readers // count), _MOST_STRIPES)
     return tuple(
         replace(ALL_CHUNKS, files=range(first, last), stripe=stripe, stripes=stripes)

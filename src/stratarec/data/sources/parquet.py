@@ -110,10 +110,10 @@ def parquet_pieces(
             reader = open_table(raw, file)
             if not reader.rows and len(files) == 1:
                 raise no_rows(file)
-            for ordinal, run in enumerate(_runs(reader, file.path) if share.has_file(number) else ()):
-                first_row, indexes = run.first_row, [chunk_index(number, piece) for piece in run.pieces]
+            for ordinal, row_groups in enumerate(_group_ranges(reader, file.path) if share.has_file(number) else ()):
+                first_row, indexes = row_groups.first_row, [chunk_index(number, piece) for piece in row_groups.pieces]
                 is_needed = [share.has(index, number, ordinal) for index in indexes]
-                frames = _frames(reader, file.path, run, columns, types) if any(is_needed) else iter(())
+                frames = _frames(reader, file.path, row_groups, columns, types) if any(is_needed) else iter(())
                 for frame, index, needed in zip(frames, indexes, is_needed, strict=False):
                     last_row = first_row + frame.height
                     if needed:
@@ -129,14 +129,14 @@ def parquet_pieces(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Run:
+class _GroupRange:
     """Row groups that are read together: a large one in several pieces, or small ones in one piece."""
 
     groups: range
     first_row: int
     rows: int
     pieces: range
-    """Numbers of the run's pieces, counted over the whole file."""
+    """Numbers of the pieces, counted over the whole file."""
 
     @property
     def piece_rows(self) -> int:
@@ -144,7 +144,7 @@ class _Run:
         return -(-self.rows // len(self.pieces))
 
 
-def _runs(reader: TableFile, path: str) -> Iterator[_Run]:
+def _group_ranges(reader: TableFile, path: str) -> Iterator[_GroupRange]:
     sizes = reader.group_rows
     if min(sizes, default=0) < 0 or sum(sizes) != reader.rows:
         raise DataError(f"{path}: damaged (its footer counts more or fewer rows than its row groups have)")
@@ -152,45 +152,45 @@ def _runs(reader: TableFile, path: str) -> Iterator[_Run]:
     for group, size in enumerate([*sizes, _CHUNK_ROWS]):
         if rows and rows + size > _CHUNK_ROWS:
             pieces = range(piece, piece - (-rows // _CHUNK_ROWS))
-            yield _Run(groups=range(first, group), first_row=first_row, rows=rows, pieces=pieces)
+            yield _GroupRange(groups=range(first, group), first_row=first_row, rows=rows, pieces=pieces)
             first, first_row, rows, piece = group, first_row + rows, 0, pieces.stop
         rows += size
 
 
 def _frames(
-    reader: TableFile, path: str, run: _Run, columns: list[str], types: Mapping[str, pa.DataType]
+    reader: TableFile, path: str, row_groups: _GroupRange, columns: list[str], types: Mapping[str, pa.DataType]
 ) -> Iterator[pl.DataFrame]:
-    """Read the pieces of a run one after another, so that memory holds one piece and not a whole row group."""
+    """Read the pieces one after another, so that memory holds one piece and not a whole row group."""
     rows = 0
     try:
-        for table in _tables(reader, run, columns):
+        for table in _tables(reader, row_groups, columns):
             rows += table.num_rows
-            if rows > run.rows:
+            if rows > row_groups.rows:
                 break
             yield to_frame(table, types)
     except DAMAGE as error:
-        raise _damaged(path, run, _reason(error)) from error
-    if rows != run.rows:
-        raise _damaged(path, run, f"damaged (it has {rows:,} rows, and {run.rows:,} by its footer)")
+        raise _damaged(path, row_groups, _reason(error)) from error
+    if rows != row_groups.rows:
+        raise _damaged(path, row_groups, f"damaged (it has {rows:,} rows, and {row_groups.rows:,} by its footer)")
 
 
-def _tables(reader: TableFile, run: _Run, columns: list[str]) -> Iterator[pa.Table]:
-    if len(run.pieces) == 1:
+def _tables(reader: TableFile, row_groups: _GroupRange, columns: list[str]) -> Iterator[pa.Table]:
+    if len(row_groups.pieces) == 1:
         # Row groups are read one by one, because pyarrow cannot read dictionary-encoded lists of text from several.
-        yield pa.concat_tables(reader.read_group(group, columns) for group in run.groups)
+        yield pa.concat_tables(reader.read_group(group, columns) for group in row_groups.groups)
         return
     batches: list[pa.RecordBatch] = []
-    for batch in reader.batches(run.piece_rows, run.groups, columns):
+    for batch in reader.batches(row_groups.piece_rows, row_groups.groups, columns):
         batches.append(batch)
-        if sum(part.num_rows for part in batches) >= run.piece_rows:
+        if sum(part.num_rows for part in batches) >= row_groups.piece_rows:
             yield pa.Table.from_batches(batches)
             batches = []
     if batches:
         yield pa.Table.from_batches(batches)
 
 
-def _damaged(path: str, run: _Run, fault: str) -> DataError:
-    first, last = run.groups[0], run.groups[-1]
+def _damaged(path: str, row_groups: _GroupRange, fault: str) -> DataError:
+    first, last = row_groups.groups[0], row_groups.groups[-1]
     return DataError(f"{path}, row group{f' {first}' if first == last else f's {first} to {last}'}: {fault}")
 
 

@@ -250,8 +250,8 @@ def narrow_encoding(content: bytes) -> str:
     """
     if not utf8_fault(content) or not content.decode("utf-8", "ignore").isascii() or _BINARY.search(content):
         return "utf-8"
-    runs = list(map(len, _HIGH_BYTES.findall(content)))
-    if 2 * sum(length for length in runs if length > 1) > sum(runs):
+    lengths = list(map(len, _HIGH_BYTES.findall(content)))
+    if 2 * sum(length for length in lengths if length > 1) > sum(lengths):
         return "utf-8"
     try:
         content.decode("cp1252")

@@ -18,7 +18,7 @@ GAP = 8192
 
 
 @njit(nogil=True, cache=True)
-def run_of(cells, first, most, alignment, shape, span):
+def next_read(cells, first, most, alignment, shape, span):
     """Set `span` to one read: the cells from `first` on that are near each other in one segment, up to `most` bytes."""
     per_segment = shape.per_block * shape.segment_blocks
     slot = cells[first] // per_segment
@@ -92,7 +92,7 @@ def read_cells(context, request, buffers, alignment, shape):
         while first < len(cells) and bad < 0 and count < depth - waiting:
             number = free[waiting + count]
             span = buffers.spans[number]
-            run_of(cells, first, size, alignment, shape, span)
+            next_read(cells, first, size, alignment, shape, span)
             descriptor, address = request.descriptors[cells[first] // per_segment], buffers.words.ctypes.data
             buffers.addresses[count] = fill_request(
                 buffers.requests, number, descriptor, address + number * size, span[SIZE], span[BEGIN]
