@@ -15,7 +15,7 @@ import pytest
 
 from stratarec.data.prepare import executor as executors
 from stratarec.data.prepare.config import PrepareConfig
-from stratarec.data.prepare.executor import LEASE, Stage, grant, leased, revoke, revoke_leases
+from stratarec.data.prepare.executor import LEASE, Pass, grant, leased, revoke, revoke_leases
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks import ClicksConfig
@@ -27,7 +27,7 @@ from stratarec.progress import Progress
 
 
 class ScatteredExecutor:
-    """Run the pieces in reverse order, each with a copy of the stage, and some of them twice."""
+    """Run the pieces in reverse order, each with a copy of the pass, and some of them twice."""
 
     readers = 3
 
@@ -38,9 +38,9 @@ class ScatteredExecutor:
         self.token = grant(work)
         self.work = work
 
-    def run(self, stage: Stage, numbers: Sequence[int], progress: Progress) -> None:
+    def run(self, data_pass: Pass, numbers: Sequence[int], progress: Progress) -> None:
         for number in [*reversed(numbers), *numbers[:1]]:
-            copy: Stage = pickle.loads(pickle.dumps(stage))
+            copy: Pass = pickle.loads(pickle.dumps(data_pass))
             assert copy.memory(number) > 0
             with leased(self.work, self.token):
                 progress.advance(sum(copy(number)))

@@ -144,7 +144,7 @@ def interrupted_work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_prepare_resumes_with_the_same_data_set_after_any_interruption(tmp_path: Path, by: str) -> None:
     """Values are counted while rows are spilled.
 
-    If the last time determines the split, they are counted in a separate stage.
+    If the last time determines the split, they are counted in a separate pass.
     """
     uninterrupted, interrupted = (config(tmp_path / name, by) for name in ("whole", "interrupted"))
     expected, stops = prepare(uninterrupted), 0

@@ -81,13 +81,13 @@ WRONG: dict[str, tuple[Callable[[TaskRequirements], TaskRequirements], str]] = {
 def test_a_machine_that_cannot_run_the_work_is_named(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stratarec.data.prepare.ray_executor._stage", lambda stage: stage)
+    monkeypatch.setattr("stratarec.data.prepare.ray_executor._pass_of", lambda reference: reference)
     change, message = WRONG[what]
     order = TaskRequirements.of(tmp_path, grant(tmp_path), [__file__, "memory://x"])
-    stage = [lambda number: iter([number, 1])]
-    assert work(stage, order, 3).advance == 4
-    error = work(stage, change(order), 3).error
+    data_pass = [lambda number: iter([number, 1])]
+    assert work(data_pass, order, 3).advance == 4
+    error = work(data_pass, change(order), 3).error
     assert isinstance(error, StrataError)
     assert not missing(f"{socket.gethostname()} {message}", str(error))
-    stale = work(stage, replace(order, token="another"), 3).error
+    stale = work(data_pass, replace(order, token="another"), 3).error
     assert "another call" in str(stale)

@@ -1,6 +1,6 @@
-"""Executors, which run the numbered pieces of a stage, and leases, which allow tasks to write to a directory.
+"""Executors, which run the numbered pieces of a pass, and leases, which allow tasks to write to a directory.
 
-A stage writes its results to files, so it does not matter which process runs a piece, when, or how often. Counts,
+A pass writes its results to files, so it does not matter which process runs a piece, when, or how often. Counts,
 moments and repeats are the only results that are added over partitions. The process that runs `prepare` adds them in
 the order of partitions, so the bytes of a data set do not depend on the executor.
 
@@ -26,7 +26,7 @@ from stratarec.io.owned_directory import try_lock
 from stratarec.progress import Progress
 
 
-class Stage(Protocol):
+class Pass(Protocol):
     """A part of `prepare` that is divided into pieces with the numbers 0, 1 and so on. It can be pickled."""
 
     def __call__(self, number: int) -> Iterator[int]:
@@ -39,7 +39,7 @@ class Stage(Protocol):
 
 
 class Executor(Protocol):
-    """Runs the pieces of stages."""
+    """Runs the pieces of passes."""
 
     @property
     def readers(self) -> int:
@@ -50,8 +50,8 @@ class Executor(Protocol):
         """Prepare to run pieces that read `logs` and write to the directory `work`, which this process has locked."""
         ...
 
-    def run(self, stage: Stage, numbers: Sequence[int], progress: Progress) -> None:
-        """Run pieces of `stage`. If a piece fails, its error is raised and no more pieces start."""
+    def run(self, data_pass: Pass, numbers: Sequence[int], progress: Progress) -> None:
+        """Run pieces of `data_pass`. If a piece fails, its error is raised and no more pieces start."""
         ...
 
 
@@ -62,9 +62,9 @@ class SerialExecutor:
 
     def begin(self, work: Path, logs: Sequence[str]) -> None: ...
 
-    def run(self, stage: Stage, numbers: Sequence[int], progress: Progress) -> None:
+    def run(self, data_pass: Pass, numbers: Sequence[int], progress: Progress) -> None:
         for number in numbers:
-            for amount in stage(number):
+            for amount in data_pass(number):
                 progress.advance(amount)
 
 

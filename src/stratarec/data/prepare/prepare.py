@@ -1,10 +1,10 @@
-"""Prepare a data set from raw logs, in three stages. An interrupted stage resumes where it stopped.
+"""Prepare a data set from raw logs, in three passes. An interrupted pass resumes where it stopped.
 
 1. *spill*: source chunks are checked, typed and written to partitions by the hash of user or session (`workspace.py`).
    If the split of a row is known when it is read, its values are counted at the same time.
 2. *count*: the remaining statistics of training rows are computed for each partition and added in a fixed order
-   (`stages.py`). Then ids are assigned and groups are chosen.
-3. *encode*: each partition becomes one shard of each split (`stages.py`).
+   (`passes.py`). Then ids are assigned and groups are chosen.
+3. *encode*: each partition becomes one shard of each split (`passes.py`).
 
 Memory holds either the chunks of one spilled file, or one partition and the vocabularies. All files are written to
 ``<path>.preparing`` (`workspace.py`). The last step renames the finished data set to `path`; until then, an earlier
@@ -43,8 +43,8 @@ from stratarec.data.durations import in_unit
 from stratarec.data.prepare.base_dataset import BaseDataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.executor import Executor, SerialExecutor, revoke_leases
-from stratarec.data.prepare.stages import Partitions, PartitionStatistics, ShardWriter
-from stratarec.data.prepare.workspace import WORK, PartitionStage, SpilledFile, Workspace, log_shares
+from stratarec.data.prepare.passes import Partitions, PartitionStatistics, ShardWriter
+from stratarec.data.prepare.workspace import WORK, SpilledFile, SpillPass, Workspace, log_shares
 from stratarec.data.sources import Source, open_source
 from stratarec.data.sources.clicks import ClicksSource
 from stratarec.data.sources.files import LogPathError, hash_logs
@@ -90,9 +90,9 @@ def prepare(
     overwrite : bool
         Whether to replace a data set that was prepared from other logs or settings.
     progress : Progress, optional
-        Receives the stages and their progress; by default nothing is shown.
+        Receives the passes and their progress; by default nothing is shown.
     executor : Executor, optional
-        Runs the pieces of each stage, for example on Ray (`ray_executor.on_ray`); by default in this process.
+        Runs the pieces of each pass, for example on Ray (`ray_executor.on_ray`); by default in this process.
     complete_base : bool
         Whether held-out values of the base have rows, as in a model after `train.refit`.
 
@@ -120,7 +120,7 @@ def prepare(
 
 
 class PreparePipeline:
-    """One call of `prepare`: the checks before it, its stages in order, and the publication of its output."""
+    """One call of `prepare`: the checks before it, its passes in order, and the publication of its output."""
 
     def __init__(
         self, config: PrepareConfig, name: str, progress: Progress, executor: Executor, *, complete_base: bool
@@ -226,7 +226,7 @@ class PreparePipeline:
             self._publish(self._manifest())
 
     def _manifest(self) -> DatasetManifest:
-        """Run or resume every stage, and return the manifest of the output."""
+        """Run or resume every pass, and return the manifest of the output."""
         workspace, config, schema = self.workspace, self.config, self.schema
         self.executor.begin(workspace.root, self.source.files if self.source.divisible else ())
         partitions = self._partitions()
@@ -307,10 +307,10 @@ class PreparePipeline:
         if finished is not None:
             return finished
         shares = log_shares(self.source, self.executor.readers)
-        stage = PartitionStage(
+        data_pass = SpillPass(
             source=self.source, folder=self.workspace.source, spill=self.workspace.spill, shares=shares
         )
-        done = stage.run(self.executor, self.progress)
+        done = data_pass.run(self.executor, self.progress)
         notes = [note for file in done for note in file.notes]
         if not any(file.samples for file in done):
             raise DataError("; ".join([f"{', '.join(self.source.files[:3])}: no usable row in the input", *notes]))

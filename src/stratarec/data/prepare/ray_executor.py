@@ -1,4 +1,4 @@
-"""Run `prepare` on a Ray cluster: connect to a cluster, and run the pieces of each stage as Ray tasks.
+"""Run `prepare` on a Ray cluster: connect to a cluster, and run the pieces of each pass as Ray tasks.
 
 Ray is an optional dependency (``stratarec[ray]``), imported on first use. If a worker dies, Ray runs its piece again. A
 task requests one processor and the memory of its piece, so that each machine gets as many tasks as fit. A task first
@@ -23,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from stratarec.data.prepare.executor import Stage, grant, leased, revoke
+from stratarec.data.prepare.executor import Pass, grant, leased, revoke
 from stratarec.errors import ClusterError, ConfigError, StrataError
 from stratarec.io.hashes import PYTHON, versions
 from stratarec.progress import Progress
@@ -184,13 +184,13 @@ class TaskResult:
 
 
 def work(shared: list[Any], requirements: TaskRequirements, number: int) -> TaskResult:
-    """Run a piece of the stage that `shared` refers to. An error is not raised, but returned in the result."""
+    """Run a piece of the pass that `shared` refers to. An error is not raised, but returned in the result."""
     with warnings.catch_warnings(record=True) as heard:
         try:
             _check(requirements)
             advance = 0
             with leased(requirements.work, requirements.token) as check_lease:
-                for amount in _stage(shared[0])(number):
+                for amount in _pass_of(shared[0])(number):
                     advance += amount
                     check_lease()
         except Exception as error:
@@ -198,18 +198,18 @@ def work(shared: list[Any], requirements: TaskRequirements, number: int) -> Task
     return TaskResult(advance=advance, warned=tuple(str(warning.message) for warning in heard))
 
 
-# A worker process runs many pieces of one stage, one after another.
+# A worker process runs many pieces of one pass, one after another.
 @lru_cache(1)
 def _check(requirements: TaskRequirements) -> None:
     requirements.check()
 
 
 @lru_cache(1)
-def _stage(reference: Any) -> Stage:
+def _pass_of(reference: Any) -> Pass:
     import ray
 
-    stage: Stage = ray.get(reference)
-    return stage
+    data_pass: Pass = ray.get(reference)
+    return data_pass
 
 
 def _portable(error: Exception) -> Exception:
@@ -250,17 +250,17 @@ class RayExecutor:
             raise ClusterError("the Ray cluster has no machine with CPUs for tasks; add one")
         self._requirements = TaskRequirements.of(work, grant(work), logs)
 
-    def run(self, stage: Stage, numbers: Sequence[int], progress: Progress) -> None:
+    def run(self, data_pass: Pass, numbers: Sequence[int], progress: Progress) -> None:
         requirements = replace(self._requirements, token=grant(self._requirements.work))
-        shared, waiting = self._ray.put(stage), deque(numbers)
+        shared, waiting = self._ray.put(data_pass), deque(numbers)
         running: dict[Any, int] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < _AHEAD * self.readers:
                     number = waiting.popleft()
-                    sized = self._task.options(memory=self._fitting(stage.memory(number)))
-                    # The reference is inside a list, which Ray does not replace by the stage: so a worker reads the
-                    # stage once, and not with every piece.
+                    sized = self._task.options(memory=self._fitting(data_pass.memory(number)))
+                    # The reference is inside a list, which Ray does not replace by the pass: so a worker reads the
+                    # pass once, and not with every piece.
                     running[sized.remote([shared], requirements, number)] = number
                 for done in self._ray.wait(list(running), num_returns=1)[0]:
                     self._take(self._get(done, f"piece {running.pop(done)}"), progress)
@@ -280,7 +280,7 @@ class RayExecutor:
     def _take(self, ended: TaskResult, progress: Progress) -> None:
         for message in ended.warned:
             warnings.warn(message, stacklevel=2)
-        if isinstance(ended.error, self._ray.exceptions.RayError):  # a worker that could not get its stage
+        if isinstance(ended.error, self._ray.exceptions.RayError):  # a worker that could not get its pass
             raise _lost("a worker", ended.error) from RuntimeError(ended.trace)
         if ended.error is not None:
             raise ended.error from RuntimeError(ended.trace)

@@ -1,4 +1,4 @@
-"""The working directory ``<data.path>.preparing``, and the first stage of `prepare`, which spills the log into it.
+"""The working directory ``<data.path>.preparing``, and the first pass of `prepare`, which spills the log into it.
 
     origin.json    inputs of the run: it resumes only under the same origin
     lease          token of the tasks on other machines that may write here
@@ -94,7 +94,7 @@ class SpilledFile:
     places: dict[int, Place]
     """Partition -> its stream in the file."""
     counts: tuple[Place, ...]
-    """Streams with the counts of the values, after the rows; empty if the *count* stage counts the values."""
+    """Streams with the counts of the values, after the rows; empty if the *count* pass counts the values."""
     by_file: bool
     """Whether rows are numbered within their file. If false, they are numbered in the order of the source."""
     times: tuple[int, int] | None
@@ -355,9 +355,9 @@ class Workspace:
         say(f"{reason}; starting from the beginning")
         clear_directory(self.root)
 
-    def folder(self, stage: str) -> Path:
-        """Create and return the directory of a stage's results."""
-        path = self.root / stage
+    def folder(self, name: str) -> Path:
+        """Create and return the directory of a pass's results."""
+        path = self.root / name
         make_directory(path)
         return path
 
@@ -386,8 +386,8 @@ class Workspace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartitionStage:
-    """The stage that spills a log. It has one piece that reads the log in order, or one for each share of the log."""
+class SpillPass:
+    """The pass that spills a log. It has one piece that reads the log in order, or one for each share of the log."""
 
     source: Source
     folder: Path

@@ -1,8 +1,8 @@
-"""The second and third stage of `prepare`. Each piece of these stages processes one partition of the spilled log.
+"""The second and third pass of `prepare`. Each piece of these passes processes one partition of the spilled log.
 
 *count* computes the statistics that encoding needs and that the spilled files do not have: moments of dense columns,
 repeats within sessions, and counts of values in histories. If the split depends on the log's last time, all values are
-counted here. The stage is skipped if nothing is needed. *encode* writes each partition as one shard of each split, and
+counted here. The pass is skipped if nothing is needed. *encode* writes each partition as one shard of each split, and
 statistics of its rows for the manifest. Results are added in the order of partitions, so that floating-point sums are
 the same whether or not work was interrupted.
 """
@@ -152,8 +152,8 @@ class Partitions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerPartitionStage(ABC):
-    """A stage with one piece for each partition; it can be pickled."""
+class PartitionPass(ABC):
+    """A pass with one piece for each partition; it can be pickled."""
 
     name: ClassVar[str]
     folder: Path
@@ -168,7 +168,7 @@ class PerPartitionStage(ABC):
 
     @property
     def bytes(self) -> int:
-        """Memory that the stage needs in addition to the partition."""
+        """Memory that the pass needs in addition to the partition."""
         return 0
 
     def __call__(self, number: int) -> Iterator[int]:
@@ -200,8 +200,8 @@ class PerPartitionStage(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartitionStatistics(PerPartitionStage):
-    """The *count* stage, and the sums of its results."""
+class PartitionStatistics(PartitionPass):
+    """The *count* pass, and the sums of its results."""
 
     name = "count"
     config: VocabularyConfig
@@ -293,8 +293,8 @@ class PartitionStatistics(PerPartitionStage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardWriter(PerPartitionStage):
-    """The *encode* stage: it writes shards and computes the statistics of rows for the manifest."""
+class ShardWriter(PartitionPass):
+    """The *encode* pass: it writes shards and computes the statistics of rows for the manifest."""
 
     name = "encode"
     output: Path
