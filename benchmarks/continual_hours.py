@@ -89,7 +89,7 @@ def seconds_to_scorer(run: Path, day: Path, folder: Path, time_column: str) -> f
 
 
 def seconds_into_log(folder: Path, rows: int) -> float:
-    """Return the seconds to write and checkpoint 10,000 rows in a log of `rows` rows."""
+    """Return the seconds to write and checkpoint 10,000 rows in an SSD store of `rows` rows."""
     width, step = 20, 1 << 20
     store = SsdRecords(folder / "first", rows=rows, record_bytes=width)
     for first in range(0, rows, step):

@@ -7,7 +7,7 @@ time of all threads, which other work on the machine changes less than the clock
   longer logs have more days and users.
 - `workers`: `prepare` of such clicks in Parquet files, plain (sizes -1 and -2: on 1 and 2 cores) and by `--ray` with
   workers of one core each. `ray_overhead_N` is Ray's seconds over those of plain `prepare` on as many cores, less 1.
-- `tables`: training of ten hashed features with R rows in total, in a log on disk. The samples and the rows they touch
+- `tables`: training of ten hashed features with R rows in total, in an SSD store. The samples and the rows they touch
   stay the same, so growth is the cost of rows that are never touched. `step_ms` is measured in the second epoch.
 - `features`: training of F features, a quarter of them numbers, per feature.
 - `batch`: training of a DLRM on a log of Criteo's shape, per sample.
@@ -199,7 +199,7 @@ def _columns(work: Path, features: int, dense: int, samples: int, values: int) -
 
 
 def tables(rows: float, work: Path, quick: bool) -> Row:
-    """Train ten hashed features of `rows` rows in total, whose homes are in a log."""
+    """Train ten hashed features of `rows` rows in total, whose home is an SSD store."""
     source = _columns(work, 10, 0, 4_000 if quick else 100_000, 50_000)
     more = {
         "data.vocabulary.kind": "hash", "data.vocabulary.buckets": int(rows) // 10, "memory.precision": "int4",

@@ -1,7 +1,7 @@
 """Hot batches (FAE) compared with their published baseline, and with the cache of this library.
 
 Published: 2.3 times the speed of tables in CPU DRAM, with hot rows in GPU memory. This machine has no GPU: the disk is
-the slow memory (rows in a log, float32, direct reads) and DRAM the fast one. All rungs train the same DLRM (the
+the slow memory (rows in an SSD store, float32, direct reads) and DRAM the fast one. All rungs train the same DLRM (the
 published sizes for Criteo Kaggle) on the same samples within the same bytes of DRAM:
 
 - ``fetched``: each batch fetches its rows when it starts and writes them back when it ends; no cache, no lookahead.

@@ -4,7 +4,7 @@ Shares: rows are chosen for 2, 6.8 and 12.4 % of all bytes (D = 16, row-wise Ada
 of lookups that use them, and the share of inputs that need only them, estimated and counted, also for rows chosen by
 lookups per byte. With ``--data`` it measures a prepared data set, and how many of 100 intervals contain the count.
 
-Speed: as in `tiers`, the same tables on an append-only log within 1/8 and 1/37 of their float32 bytes: as planned, and
+Speed: as in `tiers`, the same tables in an SSD store within 1/8 and 1/37 of their float32 bytes: as planned, and
 with a part of the same budget for hot rows, with and without hot batches. Steps are averaged over stretches that
 contain hot and mixed batches in proportion.
 """

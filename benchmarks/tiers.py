@@ -1,4 +1,4 @@
-"""Tables larger than their DRAM budget, on an append-only log, compared with the same tables all in DRAM.
+"""Tables larger than their DRAM budget, in an SSD store, compared with the same tables all in DRAM.
 
 The budget is 1/8 and 1/37 of the float32 bytes of the tables (weights and optimizer state). The planner places the
 tables within it, int8 at rest. The budget covers the float32 slots, tags and stamps, and the locations of the log, and

@@ -54,7 +54,7 @@ def train(mesh: Mesh, recipe: Recipe, resume: bool = False, earlier: Path | None
     dataset = Dataset.open(recipe.data.path)
     plan = new_plan(recipe, dataset, mesh.ranks)
     if plan is not None and recipe.memory.block is not None:
-        # The planner would not store so few rows in a log, nor store them in full precision.
+        # The planner would not store so few rows in an SSD store, nor store them in full precision.
         moved = (t if t.tier == "level0" else replace(t, tier="log", codec=CodecConfig()) for t in plan.tables)
         plan = replace(plan, tables=tuple(moved))
     trainer = Trainer(recipe, dataset, plan=plan, mesh=mesh)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from training.test_tiered_runs import EVERY_ROW, INT8, cached, content, in_log
+from training.test_tiered_runs import EVERY_ROW, INT8, cached, content, on_ssd
 
 from recipes import KILLS, assert_same_model, last, prepared, start, tiny, train
 from stratarec.cli import main
@@ -153,7 +153,7 @@ def test_kill_9_at_random_times_changes_no_bit(
             {**content(larger, **options), "memory": {**INT8, "block": block}} if tiers else tiny(home, **options)
         )
 
-    plan = in_log(make_recipe("whole"), "int8") if tiers else None
+    plan = on_ssd(make_recipe("whole"), "int8") if tiers else None
     uninterrupted = train(make_recipe("whole"), plan=plan)
     assert bool(cached(uninterrupted)) == tiers
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(make_recipe("killed").to_dict()))

@@ -52,8 +52,8 @@ def make_recipe(home: Path, run: Path, memory: dict[str, Any], **train: Any) -> 
     return Recipe.from_dict({**content(home, run=str(run), **train), "memory": memory})
 
 
-def in_log(recipe: Recipe, kind: Literal["fp32", "int8"]) -> Plan:
-    """Return the plan of `recipe` with its cached tables in a log, which the planner would not do for so few rows."""
+def on_ssd(recipe: Recipe, kind: Literal["fp32", "int8"]) -> Plan:
+    """Return the plan of `recipe` with its cached tables in an SSD store, unlike the plan for so few rows."""
     plan = new_plan(recipe, Dataset.open(recipe.data.path))
     assert plan is not None
     codec = CodecConfig(kind=kind)
@@ -73,7 +73,7 @@ def test_float32_homes_give_the_model_of_tables_in_memory(home: Path, tmp_path: 
     plain = train(make_recipe(home, tmp_path / "plain", {}, **options))
     block = {"path": str(tmp_path / "rows"), "budget": "64MiB"}
     recipe = make_recipe(home, tmp_path / "log", {**INT8, "block": block}, **options)
-    tiered = train(recipe, plan=in_log(recipe, "fp32"))
+    tiered = train(recipe, plan=on_ssd(recipe, "fp32"))
     assert cached(tiered) > 0
     assert plain.state.losses == tiered.state.losses
     assert [entry["auc"] for entry in plain.state.evaluations] == [entry["auc"] for entry in tiered.state.evaluations]
@@ -88,7 +88,7 @@ def test_reading_a_run_changes_no_file_in_the_directories_of_the_run(
 ) -> None:
     rows, scratch = tmp_path / "rows", tmp_path / "scratch"
     recipe = make_recipe(home, tmp_path / "a", {**INT8, "block": {"path": str(rows), "budget": "64MiB"}}, max_steps=10)
-    train(recipe, plan=in_log(recipe, "int8"))
+    train(recipe, plan=on_ssd(recipe, "int8"))
     shutil.rmtree(rows)
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     # Leftovers of a killed reader, and a link that an attacker planted among them.
@@ -180,10 +180,10 @@ def test_a_disk_that_fills_in_mid_run_ends_the_run_at_its_last_checkpoint(
         return make_recipe(home, tmp_path / name, block, checkpoint={"every_steps": 9, "keep": 2}, epochs=8)
 
     uninterrupted = make_run_recipe("whole", tmp_path / "rows")
-    train(uninterrupted, plan=in_log(uninterrupted, "int8"))
+    train(uninterrupted, plan=on_ssd(uninterrupted, "int8"))
     filled = make_run_recipe("filled", small_disk / "rows")
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(filled.to_dict()))
-    in_log(uninterrupted, "int8").save(tmp_path / "plan.json")
+    on_ssd(uninterrupted, "int8").save(tmp_path / "plan.json")
     command = (tmp_path / "r.yaml", "--plan", str(tmp_path / "plan.json"))
     process = start(*command)
     while process.poll() is None and not checkpoint.list_checkpoints(tmp_path / "filled" / "checkpoints"):
