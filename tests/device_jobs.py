@@ -55,9 +55,9 @@ CASES: dict[str, dict[str, Any]] = {
     **{kind: {"kind": kind} for kind in KINDS},
     "grouped windows, attention": {"kind": "dlrm", "pooling": "target_attention", "grouped": True},
     "grouped windows, transformer": {"kind": "dcnv2", "pooling": "transformer", "grouped": True},
-    "runs under a dlrm": {"kind": "dlrm", "grouped": True},
-    "runs side by side": {"kind": "dlrm", "grouped": True, "model": {"interaction": "cat"}},
-    "runs under a deepfm": {"kind": "deepfm", "grouped": True},
+    "segments under a dlrm": {"kind": "dlrm", "grouped": True},
+    "segments side by side": {"kind": "dlrm", "grouped": True, "model": {"interaction": "cat"}},
+    "segments under a deepfm": {"kind": "deepfm", "grouped": True},
     "dropout and normalization": {"kind": "dcnv2", "model": {"dropout": 0.3, "batch_norm": True}},
     "rows clipped, average": {
         "kind": "dlrm", "train": {"clip_norm": 0.1, "clip_rows": True, "average": AverageConfig(decay=0.9)},

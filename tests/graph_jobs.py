@@ -67,7 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "rows clipped": {"train": {"clip_norm": 0.05, "clip_rows": True, "dense": ADAM}},
     "adagrad": {"train": {"dense": DenseOptimizerConfig(kind="adagrad", learning_rate=0.01)}},
-    "runs": {"grouped": True, "model": _model(DLRMConfig, "mean", **_DLRM), "train": {"dense": ADAM}},
+    "segments": {"grouped": True, "model": _model(DLRMConfig, "mean", **_DLRM), "train": {"dense": ADAM}},
     "target attention": {
         "grouped": True, "model": _model(DINConfig, "target_attention", deep_mlp=(8,)), "train": {"dense": ADAM},
         "tiers": {"item": TableTier(cache_rows=64, codec=CodecConfig(kind="int8"))},

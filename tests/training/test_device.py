@@ -29,7 +29,7 @@ OTHER_ORDERS = ("dlrm", "din", "ensemble")
 CUDA = "is built for" if not torch.backends.cuda.is_built() else "finds no such device"
 if torch.cuda.is_available():
     CUDA = "was not verified on this machine"
-FEW = ("dcnv2", "grouped windows, attention", "runs under a dlrm", "dropout and normalization", "rows in a cache")
+FEW = ("dcnv2", "grouped windows, attention", "segments under a dlrm", "dropout and normalization", "rows in a cache")
 
 
 def compared(names: tuple[str, ...], steps: int, **options: str) -> None:

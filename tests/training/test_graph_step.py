@@ -34,7 +34,7 @@ def run_jobs(*calls: str) -> list[Any]:
 
 
 def test_a_step_matches_the_cpu_and_a_graph_can_repeat_it(tmp_path: Path) -> None:
-    names = ("adam", "caches over int8", "clipped, averaged, weighted", "target attention", "transformer", "runs")
+    names = ("adam", "caches over int8", "clipped, averaged, weighted", "target attention", "transformer", "segments")
     faults = ("", "a number of the host", "the host waits", "another buffer for each batch")
     repeated = ("caches over int8", "target attention")
     wrong, (plain, *faulty), histories, transformer, (first, error, same), graphs, bad_input = run_jobs(
