@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stratarec.data.column_names import TIME, USER
+from stratarec.data.columns.text_values import series_of_lists
 from stratarec.data.dataset.row_group import coverage
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema, SparseFeature
@@ -46,11 +46,9 @@ class EventWindows:
     def lists(self, name: str) -> pl.Series:
         """Return a series `name` with the history of each row as a list."""
         length = self.stop - self.start
-        offsets = np.concatenate([[0], length.cumsum()]).astype(np.int64)
-        flat = self.events.gather(np.arange(offsets[-1]) + np.repeat(self.start - offsets[:-1], length))
-        lists = pl.from_arrow(pa.LargeListArray.from_arrays(offsets, flat.to_arrow()))
-        assert isinstance(lists, pl.Series)
-        return lists.alias(name)
+        before = length.cumsum() - length
+        flat = self.events.gather(np.arange(length.sum()) + np.repeat(self.start - before, length))
+        return series_of_lists(name, flat, length)
 
 
 class UserEvents:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from stratarec.data.columns.converter import BOOLEANS, MAX_NUMBER, BadRows, Converter, check_present, naming_column
 from stratarec.data.columns.dates import NO_DATE, compute_dates, read_plain_date
-from stratarec.data.columns.text_values import split_text
+from stratarec.data.columns.text_values import series_of_arrow, series_of_lists, split_text
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.errors import DataError
 
@@ -140,7 +140,7 @@ def read_column(name: str, column: Any, *, is_number: bool = False) -> pl.Series
         column.validate(full=True)  # Polars does not notice bytes that are no text
         inner = getattr(column.type, "value_type", None)
         if inner is None or not pa.types.is_nested(inner):
-            return pl.Series(name, column)
+            return series_of_arrow(name, column)
     elif isinstance(column, pl.Series):
         return column.alias(name) if column.dtype != pl.Object else _from_cells(name, column.to_list(), is_number)
     elif type(column).__module__.split(".")[0] == "pandas" and hasattr(column, "dtype"):
@@ -175,9 +175,7 @@ def _from_cells(name: str, cells: list[Any], is_number: bool) -> pl.Series:
     lengths = np.array([0 if items is None else len(items) for items in lists], dtype=np.int64)
     flat = list(chain.from_iterable(items for items in lists if items is not None))
     values = _from_values(name, flat, np.repeat(np.arange(len(lists)), lengths), _families(flat), is_number)
-    offsets = pa.array(np.concatenate([[0], lengths.cumsum()]))
-    missing = pa.array([items is None for items in lists], type=pa.bool_())
-    return pl.Series(name, pa.LargeListArray.from_arrays(offsets, values.to_arrow(), mask=missing))
+    return series_of_lists(name, values, lengths, pl.Series([items is None for items in lists], dtype=pl.Boolean))
 
 
 def _list_or_none(name: str, row: int, cell: Any) -> list[Any] | None:

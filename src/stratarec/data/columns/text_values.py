@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from stratarec.data.durations import PER_SECOND, TimeUnit
 from stratarec.data.schema import Decimal
@@ -286,6 +287,36 @@ def _unescape(text: str) -> str:
     return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+def series_of_lists(
+    name: str, values: pl.Series, lengths: NDArray[np.int64], missing: pl.Series | None = None
+) -> pl.Series:
+    """Return a series of N lists that have consecutive values.
+
+    Parameters
+    ----------
+    name : str
+    values : Series
+        The values of all lists, one list after the other.
+    lengths : ndarray
+        ``[N]`` number of values of each list.
+    missing : Series, optional
+        ``[N]`` flags of lists that are null. Their lengths must be 0.
+    """
+    offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int64)
+    mask = None if missing is None else _to_arrow(missing)
+    column = pa.LargeListArray.from_arrays(offsets, _to_arrow(values), mask=mask)
+    return series_of_arrow(name, column)
+
+
+def series_of_arrow(name: str, column: pa.Array | pa.ChunkedArray) -> pl.Series:
+    """Return an Arrow array as a series."""
+    # As a table: Polars 1.36 to 1.42 do not convert the text in an array of lists, and end the process when the lists
+    # are read.
+    frame = pl.from_arrow(pa.table({"column": column}))
+    assert isinstance(frame, pl.DataFrame)
+    return frame["column"].alias(name)
+
+
 def map_values(lists: pl.Series, read: Callable[[pl.Series], pl.Series]) -> pl.Series:
     """Apply `read` to the values of lists.
 
@@ -293,9 +324,7 @@ def map_values(lists: pl.Series, read: Callable[[pl.Series], pl.Series]) -> pl.S
     """
     lengths = lists.list.len().fill_null(0).to_numpy()
     values = read(lists.drop_nulls().explode(empty_as_null=False))
-    offsets, missing = np.concatenate([[0], lengths.cumsum()]).astype(np.int64), lists.is_null()
-    column = pa.LargeListArray.from_arrays(offsets, _to_arrow(values), mask=_to_arrow(missing))
-    return pl.Series(lists.name, column)
+    return series_of_lists(lists.name, values, lengths, lists.is_null())
 
 
 def drop_incomplete(lists: Sequence[pl.Series]) -> list[pl.Series]:
@@ -309,8 +338,8 @@ def drop_incomplete(lists: Sequence[pl.Series]) -> list[pl.Series]:
         return list(lists)
     lengths = lists[0].list.len().fill_null(0).to_numpy()
     rows = np.repeat(np.arange(len(lengths)), lengths)[is_complete]
-    offsets = np.concatenate([[0], np.bincount(rows, minlength=len(lengths)).cumsum()]).astype(np.int64)
+    left = np.bincount(rows, minlength=len(lengths))
     return [
-        pl.Series(column.name, pa.LargeListArray.from_arrays(offsets, _to_arrow(values.filter(pl.Series(is_complete)))))
+        series_of_lists(column.name, values.filter(pl.Series(is_complete)), left)
         for column, values in zip(lists, flat, strict=True)
     ]
