@@ -21,6 +21,7 @@ from stratarec.data.sources.csv import CsvConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError, DataError
+from stratarec.recipe import Recipe
 
 HOUR = 3600
 
@@ -124,3 +125,56 @@ def test_a_split_by_time_whose_share_of_positives_changes_is_reported(
         dataset = prepare(log_config(root, schema, frame, split=split))
         assert bool(dataset.odd_split) == (is_odd and by_time)
         assert any("times?" in line and "'time'" in line for line in dataset.suspicions) == (is_odd and by_time)
+
+
+def column_config(root: Path, split: list[str | None], **fields: Any) -> PrepareConfig:
+    rows = len(split)
+    frame = pl.DataFrame({"label": [i % 2 for i in range(rows)], "c": [i % 3 for i in range(rows)], "part": split})
+    frame.write_parquet(root / "log.parquet", row_group_size=7)
+    config = SplitConfig(**{"by": "column", "column": "part", "valid": ("val*",), "test": "TEST", **fields})
+    return log_config(root, Schema(sparse=(SparseFeature(name="c"),)), split=config, shard_samples=20)
+
+
+def test_by_column_rows_are_in_the_split_that_their_value_matches(tmp_path: Path) -> None:
+    split = ["train", "Validation", "test ", "other"] * 25
+    dataset = prepare(column_config(tmp_path, list(split)))
+    assert {name: dataset.samples(name) for name in dataset.splits} == {"train": 50, "valid": 25, "test": 25}
+    assert sorted(values(dataset, "test", "c")) == sorted(i % 3 for i in range(2, 100, 4))
+    assert "part" not in dataset.schema.names
+
+
+def test_a_row_without_its_split_is_refused(tmp_path: Path) -> None:
+    split: list[str | None] = ["train", "val", "test", "train"] * 25
+    split[57] = None
+    with refuses(DataError, "log.parquet, row 58: column 'part' is empty, expected the split of the row"):
+        prepare(column_config(tmp_path, split))
+    with refuses(DataError, "the test split has no samples"):
+        prepare(column_config(tmp_path, ["train", "train", "val"] * 30))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"column": ""}, "data.split.column is ''"),
+        ({"by": "fraction", "valid": 0.1, "test": 0.1}, "data.split.column is 'part' and data.split.by is fraction"),
+        ({"test": 0.2}, "data.split.test is 0.2, expected values of data.split.column"),
+        ({"valid": 1.5}, "data.split.valid is 1.5, expected values of data.split.column, or a share"),
+        ({"column": "label"}, "data.split.column is 'label', which has a role"),
+        ({"column": "c"}, "data.split.column is 'c', which has a role"),
+    ],
+)
+def test_wrong_settings_of_a_split_by_column_are_refused(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with refuses(ConfigError, message):
+        prepare(column_config(tmp_path, ["train", "val", "test"] * 30, **fields))
+
+
+def test_samples_of_clicks_have_no_column_of_splits(tmp_path: Path) -> None:
+    source = {"kind": "clicks", "paths": [str(tmp_path / "clicks.parquet")]}
+    pl.DataFrame({"user_id": [1], "item_id": [1], "timestamp": [1]}).write_parquet(tmp_path / "clicks.parquet")
+    data = {
+        "path": str(tmp_path / "data"),
+        "source": source,
+        "split": {"by": "column", "column": "part", "test": "test"},
+    }
+    with refuses(ConfigError, "data.source.kind is clicks"):
+        prepare(Recipe.from_dict({"name": "a", "data": data, "model": {"kind": "dlrm"}}).data)

@@ -1,4 +1,4 @@
-"""Splits of samples: by time, by fraction or by file.
+"""Splits of samples: by time, by fraction, by file or by a column.
 
 A split by fraction keeps all samples of a user, or else of a session, in one split, so that a model is tested on users
 on whom it was not trained; with ``of: rows`` it is tested on known users. A split by time is refused if its durations
@@ -11,16 +11,19 @@ adds the logarithm of the kept share to its logits. In an export, the last bias 
 from __future__ import annotations
 
 import fnmatch
+import operator
 import re
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import numpy as np
 import polars as pl
+import pydantic
 from numpy.typing import NDArray
 
 from stratarec.config.validate import check_ranges, check_seed
-from stratarec.data.column_names import FILE, ROW
+from stratarec.data.column_names import FILE, ROW, SPLIT, check_column
 from stratarec.data.durations import PER_SECOND, TimeUnit, as_text, in_unit
 from stratarec.data.hashing import stable_hash, unit_interval
 from stratarec.data.schema import Schema
@@ -36,14 +39,20 @@ _TIME = r"\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d)?"
 class SplitConfig:
     """Assignment of samples to training, validation and test."""
 
-    by: Literal["time", "fraction", "file"] = "fraction"
+    by: Literal["time", "fraction", "file", "column"] = "fraction"
     """``time``: the last periods of the log are for validation and test. ``fraction``: random users if the schema has
-    users, else random sessions or samples (see `of`). ``file``: by input file."""
+    users, else random sessions or samples (see `of`). ``file``: by input file. ``column``: by the values of `column`.
+    """
+    column: Annotated[str, pydantic.Field(exclude_if=operator.not_)] = field(default="", repr=False)
+    """For ``column``: name of the column with the split of each row, which is not a feature. Rows whose value matches
+    neither `valid` nor `test` are for training."""
     of: Literal["", "rows"] = ""
-    """``rows``: with ``fraction``, rows are drawn one by one, so that users of the test split were seen in training.
+    """``rows``: where rows are drawn, they are drawn one by one, so that users of the test split were seen in training.
     By default all rows of a user, or else of a session, are in the same split."""
     valid: float | str | tuple[str, ...] = 0.1
-    """Validation split: a duration such as 1d for ``time``, a share for ``fraction``, name patterns for ``file``."""
+    """Validation split: a duration such as 1d for ``time``, a share for ``fraction``, name patterns for ``file``,
+    patterns of values for ``column`` (such as ``[valid, dev*]``, in any case), where it may also be a share of the rows
+    that are not for the test."""
     test: float | str | tuple[str, ...] = 0.1
     """Test split, in the same form as `valid`; by time it is the last period, after validation. 0 or empty for none."""
     last: str = ""
@@ -64,6 +73,9 @@ class SplitConfig:
                 in_unit(value, "s", f"data.split.{name}")
             if self.by == "file" and value and isinstance(value, float | int):
                 raise ConfigError(f"data.split.{name} is {value!r}, expected file name patterns")
+            if self.by == "column" and isinstance(value, float | int) and (name == "test" or not 0 <= value < 1):
+                share = ", or a share from 0 to below 1" if name == "valid" else ""
+                raise ConfigError(f"data.split.{name} is {value!r}, expected values of data.split.column{share}")
         if self.by == "fraction" and float(self.valid) + float(self.test) >= 1:  # type: ignore[arg-type]
             raise ConfigError("data.split.valid and data.split.test leave nothing to train on; lower one of them")
         if self.last and (self.by != "time" or not re.fullmatch(_TIME, self.last)):
@@ -71,8 +83,17 @@ class SplitConfig:
                 f"data.split.last is {self.last!r}, expected a time such as 2023-11-14 22:13:20, and data.split.by"
             )
             raise ConfigError(f"{problem} time")
-        if self.of and self.by != "fraction":
-            raise ConfigError(f"data.split.of is {self.of}, which only by: fraction uses, not by: {self.by}")
+        if bool(self.column) != (self.by == "column"):
+            raise ConfigError(
+                f"data.split.column is {self.column!r} and data.split.by is {self.by}; set the column for by: column "
+                "only"
+            )
+        if self.column:
+            check_column("data.split.column", self.column)
+        if self.of and self.by not in ("fraction", "column"):
+            raise ConfigError(
+                f"data.split.of is {self.of}, which only by: fraction and by: column use, not by: {self.by}"
+            )
         check_ranges(self, "data.split.", negatives="(0, 1]")
         check_seed(self.seed, "data.split.seed")
 
@@ -91,8 +112,11 @@ class Splitter:
     """
 
     def __init__(self, config: SplitConfig, schema: Schema, files: tuple[str, ...]) -> None:
-        self._config, self._schema = config, schema
+        self._config, self._schema, self._files = config, schema, files
         self._last: int | None = None
+        roles = (*schema.label_columns, *schema.scored_columns, schema.weight, schema.session, schema.user, schema.time)
+        if config.column and config.column in roles:
+            raise ConfigError(f"data.split.column is {config.column!r}, which has a role in data.source.schema")
         if config.last:
             seconds = int(np.datetime64(config.last.replace(" ", "T"), "s").astype(np.int64))
             self._last = (seconds + 1) * PER_SECOND[schema.time_unit] - 1
@@ -101,7 +125,7 @@ class Splitter:
         if config.by == "time" and not schema.time:
             raise ConfigError("data.split.by is time, but schema.time is not set; set it, or split by fraction")
         if config.by == "file":
-            self.file_split = np.array([self._of_file(path) for path in files], dtype=np.int8)
+            self.file_split = np.array([self._of_name(path.rsplit("/", 1)[-1], path) for path in files], dtype=np.int8)
             for number, name in ((1, "valid"), (2, "test")):
                 if config.asks_for(name) and not (self.file_split == number).any():
                     raise ConfigError(f"data.split.{name} matches none of the {len(files)} input files")
@@ -109,17 +133,6 @@ class Splitter:
                 raise ConfigError(
                     "data.split.valid and data.split.test match every input file: none is left to train on"
                 )
-
-    def _of_file(self, path: str) -> int:
-        name = path.rsplit("/", 1)[-1]
-        for number, patterns in ((2, self._config.test), (1, self._config.valid)):
-            if not patterns:
-                continue
-            globs = (patterns,) if isinstance(patterns, str) else patterns
-            assert not isinstance(globs, float)
-            if any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(path, pattern) for pattern in globs):
-                return number
-        return 0
 
     def _duration(self, name: str) -> int:
         length = getattr(self._config, name)
@@ -143,8 +156,33 @@ class Splitter:
             return ((times > last_train).astype(np.int8) + (times > last_valid)).astype(np.int8)
         key = ROW if config.of == "rows" else schema.user or schema.session or ROW
         place = self._place(frame[key], config.seed)
+        if config.by == "column":
+            split = self._of_values(frame)
+            if isinstance(config.valid, float | int):
+                split[(split == 0) & (place < config.valid)] = 1
+            return split
         test, valid = float(config.test), float(config.valid)  # type: ignore[arg-type]
         return np.where(place < test, 2, np.where(place < test + valid, 1, 0)).astype(np.int8)
+
+    def _of_values(self, frame: pl.DataFrame) -> NDArray[np.int8]:
+        """Return the split of each row by its value in `SplitConfig.column`, which the column `SPLIT` has as text."""
+        values = frame[SPLIT].str.strip_chars().str.to_lowercase()
+        missing = values.is_null() | (values == "").fill_null(False)
+        if missing.any():
+            row = int(missing.arg_max() or 0)
+            place = f"{self._files[frame[FILE][row]]}, row {frame[ROW][row]}: " if self._files else ""
+            raise DataError(f"{place}column {self._config.column!r} is empty, expected the split of the row")
+        splits = {value: self._of_name(value) for value in values.unique()}
+        return values.replace_strict(splits, return_dtype=pl.Int8).to_numpy(writable=True)
+
+    def _of_name(self, *names: str) -> int:
+        """Return the split whose patterns match one of the names; 0 for the training split."""
+        fold = str.lower if self._config.column else str
+        for number, patterns in ((2, self._config.test), (1, self._config.valid)):
+            globs = [patterns] if isinstance(patterns, str) else patterns if isinstance(patterns, Iterable) else []
+            if any(fnmatch.fnmatchcase(name, fold(glob)) for name in names for glob in globs):
+                return number
+        return 0
 
     @property
     def needs_last_time(self) -> bool:

@@ -106,5 +106,62 @@ def test_only_random_splits_of_rows_can_divide_users(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="of is rows, but the source is of kind clicks, where negatives are drawn"):
         prepared({"name": "clicks", "data": data, "model": {"kind": "dlrm"}})
     assert not (tmp_path / "data").exists()
-    with pytest.raises(ConfigError, match="of is rows, which only by: fraction uses, not by: time"):
+    with pytest.raises(ConfigError, match="of is rows, which only by: fraction and by: column use, not by: time"):
         SplitConfig(by="time", valid="1d", test="1d", of="rows")
+
+
+GIVEN = np.array(["train"] * 6 + ["valid", "test"] * 2)
+COLUMNS: dict[str, tuple[str, Any, dict[str, int]]] = {
+    "all splits": ("split", GIVEN, {"train": 1800, "valid": 600, "test": 600}),
+    "other words": (
+        "Subset",
+        np.where(GIVEN == "test", " TEST", "Training"),
+        {"train": 2160, "valid": 240, "test": 600},
+    ),
+    "no test": ("phase", np.where(GIVEN == "valid", "dev", "train"), {"train": 2400, "valid": 600, "test": 0}),
+    "booleans": ("is_test", GIVEN == "test", {"train": 2160, "valid": 240, "test": 600}),
+    "numbers": ("isTrain", (GIVEN == "train").astype(int), {"train": 1620, "valid": 180, "test": 1200}),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_that_names_splits_is_the_split_and_no_feature(name: str, tmp_path: Path) -> None:
+    column, values, samples = COLUMNS[name]
+    draws = np.random.default_rng(0)
+    columns = {"item": draws.integers(0, 9, ROWS), "age": draws.integers(16, 80, ROWS)}
+    content = draft(tmp_path, {**columns, column: np.tile(values, ROWS // 10)})
+    assert (content["data"]["split"]["by"], content["data"]["split"]["column"]) == ("column", column)
+    dataset = prepared(content)
+    assert column not in dataset.schema.names
+    drawn = 240 if samples["valid"] in (180, 240) else 0
+    counts = {split: dataset.samples(split) for split in ("train", "valid", "test")}
+    assert sum(counts.values()) == ROWS
+    assert counts["test"] == samples["test"]
+    assert counts["valid"] == pytest.approx(samples["valid"], abs=drawn / 4)
+
+
+UNCLEAR = {
+    "split": ["train", "test", "unknown"],
+    "fold": ["1", "2", "3"],
+    "set": ["red", "blue", "train"],
+    "kind": ["train", "test"],
+}
+
+
+@pytest.mark.parametrize("name", UNCLEAR)
+def test_a_column_that_does_not_clearly_name_splits_does_not_split(name: str, tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    content = draft(tmp_path, {"item": draws.integers(0, 9, ROWS), name: np.resize(UNCLEAR[name], ROWS)})
+    assert content["data"]["split"]["by"] == "fraction"
+
+
+def test_users_of_given_splits_are_features_only_if_they_return(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    split = np.tile(GIVEN, ROWS // 10)
+    user = draws.integers(0, 100, ROWS)
+    for returning in (True, False):
+        (tmp_path / "log.csv").unlink(missing_ok=True)
+        users = user if returning else np.where(split == "train", user, user + 100)
+        content = draft(tmp_path, {"user": users, "item": draws.integers(0, 9, ROWS), "split": split})
+        features = [feature["name"] for feature in content["data"]["source"]["schema"]["sparse"]]
+        assert ("user" in features) == returning

@@ -276,6 +276,15 @@ def _feature(column: Guess) -> str:
 
 
 def _split(guesses: Guesses) -> Iterator[str]:
+    given = guesses.split
+    if given is not None:
+        values = [list(each) if isinstance(each, tuple) else each for each in (given.valid, given.test)]
+        valid, test = map(_yaml, values)
+        why = f"the column {given.reason}"
+        why += "" if isinstance(given.valid, tuple) else "; validation has a share of the other rows"
+        rows = ", of: rows" if guesses.users_return and not isinstance(given.valid, tuple) else ""
+        yield f"  split: {{by: column, column: {_yaml(given.name)}{rows}, valid: {valid}, test: {test}}}  # {why}"
+        return
     if not guesses.is_split_by_time:
         unit = "users" if guesses.of("user") else "sessions" if guesses.of("session") else "rows"
         times = guesses.time

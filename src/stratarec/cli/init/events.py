@@ -121,9 +121,16 @@ def returning(frame: pl.DataFrame, name: str, times: Times | None) -> float:
     return float(later.is_in(earlier.implode()).mean() or 0)  # type: ignore[arg-type]
 
 
-def returns(frame: pl.DataFrame, name: str, times: Times | None) -> bool:
-    """Whether 30 % or more of the later half's rows have a value that is also in the earlier half."""
-    return returning(frame, name, times) >= _RETURNING
+def returns(frame: pl.DataFrame, name: str, times: Times | None, held_out: pl.Series | None) -> bool:
+    """Whether 30 % or more of the later half's rows have a value that is also in the earlier half.
+
+    If `held_out` has the flags of the rows that are not for training: whether 30 % or more of these rows have a value
+    that is also in the others.
+    """
+    if held_out is None:
+        return returning(frame, name, times) >= _RETURNING
+    known = frame[name].filter(held_out).is_in(frame[name].filter(~held_out).unique().implode())
+    return float(known.mean() or 0) >= _RETURNING  # type: ignore[arg-type]
 
 
 def does_not_return(guess: Guess, frame: pl.DataFrame, times: Times | None) -> str:

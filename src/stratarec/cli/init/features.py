@@ -27,7 +27,7 @@ from stratarec.data.columns.text_values import lists_from_text
 from stratarec.data.schema import Decimal
 from stratarec.errors import ConfigError
 
-Role = Literal["label", "weight", "time", "user", "session", "dense", "sparse", "list", "date", "ignored"]
+Role = Literal["label", "weight", "time", "user", "session", "split", "dense", "sparse", "list", "date", "ignored"]
 
 # Columns of whole numbers with more distinct values are amounts, unless something suggests ids. A user column must also
 # have more distinct values.

@@ -17,6 +17,7 @@ from stratarec.cli.init.events import (
     returns,
 )
 from stratarec.cli.init.features import Guess, Role, as_ids, as_sequence, guess_feature, is_name
+from stratarec.cli.init.given_split import GivenSplit, find_split
 from stratarec.cli.init.label import class_weights, find_label, find_weight, positives
 from stratarec.cli.init.sample import LogSample
 from stratarec.cli.init.times import Times
@@ -53,6 +54,8 @@ class Guesses:
     """Times of the sampled rows."""
     split_seconds: tuple[int, int] = (0, 0)
     """Lengths of the validation split by time and of the test split after it; both are 0 for a random split."""
+    split: GivenSplit | None = None
+    """Column with the split of each row; None if the log has none."""
     bad_rows: str = ""
     """Text about sampled rows without a label or a time; empty if there are none."""
     dates: tuple[DateChoice, ...] = ()
@@ -62,7 +65,8 @@ class Guesses:
     history: HistoryChoice | None = None
     """Whether the recipe has a history of each user; None if the log has no users, times or items."""
     users_return: bool = False
-    """Whether the log is not split by time, and many users of its later rows are also in earlier rows."""
+    """Whether the log is not split by time, and many users of its later rows are also in earlier rows. If a column
+    names the splits: whether many users of rows that are not for training are in training rows, too."""
 
     @property
     def is_split_by_time(self) -> bool:
@@ -115,6 +119,9 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
     user = find_user(frame, candidates)
     time = find_time(frame, [column for column in candidates if user is None or column != user.name], user)
     guesses |= {key.name: key for key in (user, time.guess) if key is not None}
+    split = find_split(frame, [column for column in candidates if column not in guesses], positive)
+    if split is not None:
+        guesses[split.name] = Guess(name=split.name, role="split", reason=split.reason)
     session = find_session(frame, [column for column in candidates if column not in guesses], time.times)
     if session is not None:
         guesses[session.name] = session
@@ -163,14 +170,20 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
         Guess(name=column, role="ignored", reason=f"missing in some files, such as {path}")
         for column, path in sorted(sample.incomplete.items())
     )
-    lengths = time.times.split_seconds(is_complete=sample.is_complete) if time.times else (0, 0)
+    lengths = (0, 0)
+    if time.times is not None and split is None:
+        lengths = time.times.split_seconds(is_complete=sample.is_complete)
     return Guesses(
         columns=columns,
         label=rule,
         time=time.times,
         split_seconds=lengths,
+        split=split,
         users_return=(
-            user is not None and session is None and not all(lengths) and returns(frame, user.name, time.times)
+            user is not None
+            and session is None
+            and not all(lengths)
+            and returns(frame, user.name, time.times, None if split is None else split.held_out)
         ),
         bad_rows=", ".join(f"{count:,} of the sampled rows have no {what}" for what, count in bad.items() if count),
     )

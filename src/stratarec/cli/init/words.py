@@ -28,6 +28,13 @@ SESSIONS = (
     "session", "sid", "visit", "search", "srch", "query", "slate", "impression", "request", "display", "order",
     "basket", "invoice", "auction",
 )  # fmt: skip
+# Words for the split of a row, and the values of such columns.
+SPLITS = {"split", "subset", "partition", "set", "phase", "usage", "fold", "train", "valid", "test"}
+SPLIT_VALUES = {
+    **dict.fromkeys(("train", "training", "learn", "tr"), "train"),
+    **dict.fromkeys(("valid", "validation", "validate", "val", "dev", "eval"), "valid"),
+    **dict.fromkeys(("test", "testing", "holdout"), "test"),
+}
 # Words for items, in order of preference.
 ITEMS = (
     "item", "product", "article", "ad", "adgroup", "offer", "coupon", "movie", "song", "track", "video", "hotel", "sku",

@@ -163,7 +163,8 @@ def _from_array(name: str, column: np.ndarray[Any, Any], is_number: bool) -> pl.
         )
     if kind.kind in "UO" or kind.itemsize > 8 or isinstance(column, np.ma.MaskedArray):
         return _from_cells(name, column.tolist(), is_number)
-    return pl.Series(name, column, nan_to_null=True)
+    native = column.astype(kind.newbyteorder("="), copy=False)  # Polars 1 reads no other order of bytes
+    return pl.Series(name, native, nan_to_null=True)
 
 
 def _from_cells(name: str, cells: list[Any], is_number: bool) -> pl.Series:

@@ -216,7 +216,9 @@ class Spill:
         frame = pl.concat([chunk.frame for chunk in chunks]).with_columns(pl.Series(ROW, _row_numbers(chunks, before)))
         counts: list[pl.DataFrame] = []
         if not self._splitter.needs_last_time:
-            split = self._splitter.split(frame.with_columns(pl.Series(FILE, _file_indexes(chunks))))
+            passed = [chunk.passed_through for chunk in chunks if chunk.passed_through is not None]
+            texts = [pl.concat([part.to_series().cast(pl.String) for part in passed]).alias(SPLIT)] if passed else []
+            split = self._splitter.split(frame.with_columns(pl.Series(FILE, _file_indexes(chunks)), *texts))
             frame = frame.with_columns(pl.Series(SPLIT, split))
             counts = count_values(frame, schema, self._vocabulary)
         key = schema.shard_key

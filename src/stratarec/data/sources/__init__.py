@@ -15,6 +15,7 @@ from stratarec.data.sources.formats import compression_of, is_text, table_format
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
 from stratarec.data.splits import SplitConfig
+from stratarec.errors import ConfigError
 from stratarec.registry import Registry
 
 __all__ = [
@@ -59,10 +60,21 @@ SourceConfig: TypeAlias = Annotated[LogConfig, Sections(lambda: {kind: log.confi
 
 
 def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfig) -> Source:
-    """Open the source that `config` describes. `split` is used by sources that draw negatives, which draw them within a
-    split."""
+    """Open the source that `config` describes. `split` names a column to be read, or is used by sources that draw
+    negatives, which draw them within a split.
+
+    Raises
+    ------
+    ConfigError
+        If the split is by a column, and samples are not rows of files.
+    """
     if isinstance(config, RowsConfig):
-        return open_rows(config, on_bad_row)
+        columns = (split.column,) if split.column else ()
+        return open_rows(config, on_bad_row, View(schema=config.schema, pass_through=columns, is_scored=False))
+    if split.column:
+        raise ConfigError(
+            f"data.split.by is column, but data.source.kind is {config.kind}: its samples are not rows of files"
+        )
     source: Source = SOURCES[config.kind].open(config, on_bad_row, split)
     return source
 

@@ -14,7 +14,7 @@ A frame is a polars DataFrame with these columns; a column has one type in all f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -61,6 +61,8 @@ class RowsConfig(LogConfig):
 
     paths: tuple[str, ...] = ()
     """Files, directories, globs or URLs; gzip, zstd, bz2, xz, lz4 and zip are decompressed."""
+    schema: Schema = field(default_factory=Schema)
+    """Columns to use, and the role of each. Other columns are not read."""
 
     def of_file(self, file: str) -> RowsConfig:
         return replace(self, paths=(file,))
@@ -182,6 +184,8 @@ class View:
     """Whether the label is read."""
     pass_through: tuple[str, ...] = ()
     """Additional columns, which are returned unchanged."""
+    is_scored: bool = True
+    """Whether the rows are to be scored, not prepared. Such a log may have another text format than the recipe."""
     optional_user: bool = False
     """Whether a row without a user is a good row, as in a log of visitors of whom some are not logged in."""
 

@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import polars as pl
 
 from stratarec.data.columns.converter import BadRows, Converter, OnBadRow, check_present
-from stratarec.data.schema import LabelRule, Schema
+from stratarec.data.schema import LabelRule
 from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, RowsConfig, Size, View, chunk_index, set_size
 from stratarec.data.sources.files import STANDARD_INPUT, InputFile, expand, fingerprint, no_rows
 from stratarec.data.sources.formats import JSON_SUFFIXES, TSV_SUFFIXES, bare_name
@@ -52,8 +52,6 @@ class CsvConfig(RowsConfig):
     """Paths, format and columns of a log in text files."""
 
     kind: Literal["csv"] = "csv"
-    schema: Schema = field(default_factory=Schema)
-    """Columns to use, and the role of each. Other columns are not read."""
     format: Format = "auto"
     """``auto`` chooses by the name of each file: tsv for .tsv and .tab, json lines for .jsonl, .ndjson and .json, else
     csv."""
@@ -94,7 +92,7 @@ class CsvSource:
     def __init__(
         self, config: CsvConfig, on_bad_row: OnBadRow, chunk_bytes: int = CHUNK_BYTES, view: View | None = None
     ) -> None:
-        self._view, self._is_scored = view or View(schema=config.schema), view is not None
+        self._view = view or View(schema=config.schema, is_scored=False)
         self.schema, self._config = self._view.schema, config
         self._on_bad_row, self._chunk_bytes = on_bad_row, chunk_bytes
         self._files = expand(config.paths)
@@ -138,7 +136,7 @@ class CsvSource:
                 header = _Header(delimiter, *read_header(content, file.path, delimiter, config.quote))
                 if names <= set(header.names) if config.columns else names & set(header.names):
                     return header
-        if config.columns and not self._is_scored:
+        if config.columns and not self._view.is_scored:
             return _Header(default, list(config.columns), 0, 0)
         header = _Header(default, *read_header(content, file.path, default, config.quote))
         if not config.columns:

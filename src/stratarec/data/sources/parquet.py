@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +12,6 @@ import polars as pl
 import pyarrow as pa
 
 from stratarec.data.columns.converter import BadRows, Converter, OnBadRow, check_present
-from stratarec.data.schema import Schema
 from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, RowsConfig, View, chunk_index
 from stratarec.data.sources.files import InputFile, expand, fingerprint, no_rows
 from stratarec.data.sources.table_files import DAMAGE, TableFile, open_table
@@ -28,8 +27,6 @@ class ParquetConfig(RowsConfig):
     kind: Literal["parquet"] = "parquet"
     paths: tuple[str, ...] = ()
     """Files, directories, globs or URLs; Parquet or Arrow (Feather) files."""
-    schema: Schema = field(default_factory=Schema)
-    """Columns to use, and the role of each. Other columns are not read."""
 
 
 class ParquetSource:

@@ -47,7 +47,7 @@ def period_recipe(recipe: Recipe, file: str, data: Path, base: Dataset) -> Recip
     source: Any = recipe.data.source.of_file(file)
     if hasattr(source, "schema"):
         source = replace(source, schema=typed_schema(base))
-    split = replace(recipe.data.split, by="fraction", valid=0.0, test=0.0)
+    split = replace(recipe.data.split, by="fraction", column="", valid=0.0, test=0.0)
     vocabulary = replace(recipe.data.vocabulary, base=str(base.path))
     return replace(
         recipe,
