@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from stratarec.data.columns.converter import BOOLEANS, MAX_NUMBER, BadRows, Converter, check_present, naming_column
 from stratarec.data.columns.dates import NO_DATE, compute_dates, read_plain_date
-from stratarec.data.columns.text_values import series_of_arrow, series_of_lists, split_text
+from stratarec.data.columns.text_values import series_of_lists, split_text
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.errors import DataError
 
@@ -140,7 +140,7 @@ def read_column(name: str, column: Any, *, is_number: bool = False) -> pl.Series
         column.validate(full=True)  # Polars does not notice bytes that are no text
         inner = getattr(column.type, "value_type", None)
         if inner is None or not pa.types.is_nested(inner):
-            return series_of_arrow(name, column)
+            return pl.Series(name, column)
     elif isinstance(column, pl.Series):
         return column.alias(name) if column.dtype != pl.Object else _from_cells(name, column.to_list(), is_number)
     elif type(column).__module__.split(".")[0] == "pandas" and hasattr(column, "dtype"):
@@ -163,8 +163,7 @@ def _from_array(name: str, column: np.ndarray[Any, Any], is_number: bool) -> pl.
         )
     if kind.kind in "UO" or kind.itemsize > 8 or isinstance(column, np.ma.MaskedArray):
         return _from_cells(name, column.tolist(), is_number)
-    native = column.astype(kind.newbyteorder("="), copy=False)  # Polars 1 reads no other order of bytes
-    return pl.Series(name, native, nan_to_null=True)
+    return pl.Series(name, column, nan_to_null=True)
 
 
 def _from_cells(name: str, cells: list[Any], is_number: bool) -> pl.Series:

@@ -304,17 +304,7 @@ def series_of_lists(
     """
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int64)
     mask = None if missing is None else _to_arrow(missing)
-    column = pa.LargeListArray.from_arrays(offsets, _to_arrow(values), mask=mask)
-    return series_of_arrow(name, column)
-
-
-def series_of_arrow(name: str, column: pa.Array | pa.ChunkedArray) -> pl.Series:
-    """Return an Arrow array as a series."""
-    # As a table: Polars 1.36 to 1.42 do not convert the text in an array of lists, and end the process when the lists
-    # are read.
-    frame = pl.from_arrow(pa.table({"column": column}))
-    assert isinstance(frame, pl.DataFrame)
-    return frame["column"].alias(name)
+    return pl.Series(name, pa.LargeListArray.from_arrays(offsets, _to_arrow(values), mask=mask))
 
 
 def map_values(lists: pl.Series, read: Callable[[pl.Series], pl.Series]) -> pl.Series:
