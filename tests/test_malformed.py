@@ -171,7 +171,7 @@ def test_a_malformed_recipe(place: Path, capsys: pytest.CaptureFixture[str], cha
 
 
 FRAMES: list[tuple[str, Callable[[pl.DataFrame], pl.DataFrame], str]] = [
-    ("text for a number", lambda log: log.with_columns(price=pl.lit("x")), "price String"),
+    ("text for a number", lambda log: log.with_columns(price=pl.lit("x")), "row 1 price 'x'"),
     ("a list for an id", lambda log: log.with_columns(item=pl.lit([1])), "item List"),
     ("a fraction for an id", lambda log: log.with_columns(item=pl.lit(0.5)), "row 1 item 0.5"),
     ("a time of day", lambda log: log.with_columns(at=pl.time(1)), "'at' Time"),

@@ -23,20 +23,22 @@ from stratarec.errors import DataError
 from stratarec.serving.features import FeatureEncoder
 
 
-def in_every_format(texts: list[str], feature: SparseFeature, folder: Path) -> dict[str, list[Any]]:
-    """Return the values of one column of text for every format it is read from."""
-    schema = Schema(label="y", sparse=(feature,))
+def in_every_format(
+    texts: list[str], feature: SparseFeature, folder: Path, dense: tuple[DenseFeature, ...] = ()
+) -> dict[str, list[Any]]:
+    """Return the values of one column of text for every format it is read from; those of `dense` if there is one."""
+    schema = Schema(label="y", sparse=(feature,), dense=dense)
     frame = pl.DataFrame({"y": [0] * len(texts), feature.name: texts})
     frame.write_csv(folder / "log.csv")
     frame.write_parquet(folder / "log.parquet")
     frame.write_ndjson(folder / "log.jsonl")
-    values = {}
+    read, values = dense[0].name if dense else feature.name, {}
     for name in ("log.csv", "log.jsonl"):
         chunks = CsvSource(CsvConfig(paths=(str(folder / name),), schema=schema), "error").chunks(folder)
-        values[name] = pl.concat([chunk.frame for chunk in chunks])[feature.name].to_list()
+        values[name] = pl.concat([chunk.frame for chunk in chunks])[read].to_list()
     parquet = ParquetSource(ParquetConfig(paths=(str(folder / "log.parquet"),), schema=schema), "error")
-    values["log.parquet"] = pl.concat([chunk.frame for chunk in parquet.chunks(folder)])[feature.name].to_list()
-    values["frame"] = read_frame({feature.name: texts}, schema)[feature.name].to_list()
+    values["log.parquet"] = pl.concat([chunk.frame for chunk in parquet.chunks(folder)])[read].to_list()
+    values["frame"] = read_frame({feature.name: texts}, schema)[read].to_list()
     return values
 
 
@@ -126,6 +128,21 @@ def test_a_wrong_value_of_a_frame_is_named_with_its_row(
     schema = Schema(dense=(DenseFeature(name="price"),), sparse=(SparseFeature(name="city"),))
     with refuses(DataError, message):
         read_frame({"price": price * copies, "city": city * copies}, schema)
+
+
+@pytest.mark.parametrize("type", ["auto", "text", "integer"])
+def test_numbers_as_text_are_numbers_everywhere(type: Any, tmp_path: Path) -> None:
+    """A column of text may be a category and a number, as `init` drafts columns of integers."""
+    feature, number = SparseFeature(name="item", type=type), DenseFeature(name="item.number", column="item")
+    for form, values in in_every_format(["17", " 2.5e1 ", ""], feature, tmp_path, (number,)).items():
+        assert values == [17.0, 25.0, None], form
+    schema = Schema(dense=(number,), sparse=(feature,))
+    for cells in (["17", None], np.array(["17", ""]), pl.Series(["17", ""], dtype=pl.Categorical)):
+        columns = read_frame({"item": cells}, schema)
+        assert columns["item.number"].to_list() == [17.0, None]
+        assert columns["item"].to_list() == [17 if type == "integer" else "17", None]
+    with refuses(DataError, "row 2 item 'abc' finite number"):
+        read_frame({"item": ["17", "abc"]}, Schema(dense=(number,)))
 
 
 @pytest.mark.parametrize("type", ["auto", "text", "integer"])

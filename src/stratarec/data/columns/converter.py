@@ -253,12 +253,11 @@ class Converter:
     def _numeric(self, raw: pl.Series, expected: str, *, booleans: bool = False) -> pl.Series:
         """Return ``Float64``, null for values that are not numbers; with `booleans`, true and false are numbers."""
         if self._from_text and raw.dtype == pl.String:
-            text = raw.str.strip_chars()
-            value = text.cast(pl.Float64, strict=False)
+            value = _parse_numbers(raw)
             if not booleans:
                 return value
-            words = {"true": 1.0, "false": 0.0}
-            return value.fill_null(text.str.to_lowercase().replace_strict(words, default=None, return_dtype=pl.Float64))
+            text, words = raw.str.strip_chars().str.to_lowercase(), {"true": 1.0, "false": 0.0}
+            return value.fill_null(text.replace_strict(words, default=None, return_dtype=pl.Float64))
         if not (raw.dtype.is_numeric() or raw.dtype in (pl.Boolean, pl.Null)):
             raise self._type_error(raw, expected)
         return raw.cast(pl.Float64)
@@ -271,12 +270,13 @@ class Converter:
             missing = text.is_null() | (text.str.strip_chars() == "").fill_null(False)
             self.require(raw, missing | value.is_finite(), f"a number with decimal mark {decimal!r}, or nothing")
             return value
-        value = self._numeric(raw, "numbers for a dense feature; to read text set decimal of the feature")
+        is_text = raw.dtype in TEXT_TYPES  # as every value of a CSV file, and values of frames made from JSON
+        value = _parse_numbers(raw) if is_text else self._numeric(raw, "numbers for a dense feature")
         if not value.null_count() and np.abs(value.to_numpy()).max(initial=0.0) <= MAX_NUMBER:  # as most columns are
             return value
         # In a column of floats, NaN is a missing value. In a column that had to be read as text, it is an error.
         value = value.fill_nan(None)
-        missing = raw.is_null() if raw.dtype in TEXT_TYPES else value.is_null()
+        missing = raw.is_null() | (raw.cast(pl.String) == "") if is_text else value.is_null()
         self.require(
             raw, missing | (value.abs() <= MAX_NUMBER), f"a finite number of at most {MAX_NUMBER:g}, or nothing"
         )
@@ -492,3 +492,8 @@ class Converter:
 
 def _lengths(lists: pl.Series) -> NDArray[Any]:
     return lists.list.len().fill_null(0).to_numpy()
+
+
+def _parse_numbers(raw: pl.Series) -> pl.Series:
+    """Return ``Float64``, null for text that is not a number such as 12, -0.5 or 1e3."""
+    return raw.cast(pl.String).str.strip_chars().cast(pl.Float64, strict=False)
