@@ -45,7 +45,7 @@ MODULE_LINES, FILES, PARAMETERS = 800, 16, 10
 """Maximum lines of a module outside `kernels`, files of a folder, and parameters of a function."""
 BUDGETS = {
     "__main__": 6,
-    "estimator": 476,
+    "estimator": 510,
     "cli": 5_175,
     "training": 7_950,
     "recipe": 355,

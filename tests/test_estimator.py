@@ -67,6 +67,24 @@ def test_the_type_of_the_frame_changes_nothing(fit_model: ClickModel, frame: pl.
         np.testing.assert_array_equal(fit_model.predict_proba(other), expected)
 
 
+def test_files_are_scored_and_evaluated_like_frames(fit_model: ClickModel, frame: pl.DataFrame, tmp_path: Path) -> None:
+    test = frame[2700:]
+    test[:100].drop("click").write_csv(tmp_path / "a.csv")
+    test[100:].drop("click").write_csv(tmp_path / "b.csv")
+    np.testing.assert_array_equal(
+        fit_model.predict_proba([tmp_path / "a.csv", str(tmp_path / "b.csv")]), fit_model.predict_proba(test)
+    )
+    for name, write in (("c.csv", "write_csv"), ("c.jsonl", "write_ndjson"), ("c.parquet", "write_parquet")):
+        getattr(test, write)(tmp_path / name)
+        np.testing.assert_array_equal(fit_model.predict(tmp_path / name), fit_model.predict(test))
+        assert fit_model.evaluate(tmp_path / name) == fit_model.evaluate(test)
+    (tmp_path / "bad.csv").write_text((tmp_path / "a.csv").read_text().replace("\n", "\nx,x,x,x,x\n", 1))
+    with refuses(DataError, "bad.csv line 2 5 fields"):
+        fit_model.predict_proba(tmp_path / "bad.csv")
+    with refuses(DataError, "no such file"):
+        fit_model.predict_proba(tmp_path / "missing.csv")
+
+
 def test_scores_match_those_of_the_commands(
     frame: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +232,9 @@ def test_histories_use_training_rows_and_earlier_rows_of_the_frame(tmp_path: Pat
         past.setdefault(user, []).extend([item] if click else [])
     by_hand = test.with_columns(pl.Series(history, lists[1500:], dtype=pl.List(pl.String)))
     assert model.evaluate(test)["auc"] == pytest.approx(model.evaluate(by_hand)["auc"], abs=1e-6)
+    for name, rows in (("log.jsonl", by_hand), ("log.csv", test)):  # with a column of histories, and without
+        getattr(rows, "write_ndjson" if name == "log.jsonl" else "write_csv")(tmp_path / name)
+        assert model.evaluate(tmp_path / name) == model.evaluate(rows)
     nothing = test.with_columns(pl.lit([], dtype=pl.List(pl.String)).alias(history))
     assert not np.allclose(model.predict_proba(test), model.predict_proba(nothing))
     first = test[:1]

@@ -21,10 +21,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.cli.init.draft import content_of
+from stratarec.cli.init.numbers import typed
 from stratarec.data.columns.converter import BadRows, Converter
-from stratarec.data.columns.frames import FRAME, read_columns
+from stratarec.data.columns.frames import FRAME
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema
+from stratarec.data.sources import SourceConfig
 from stratarec.data.splits import SPLITS
 from stratarec.data.user_history import Events, read_events
 from stratarec.errors import ConfigError, DataError, DatasetError, ExportError, StorageError
@@ -36,6 +38,7 @@ from stratarec.estimator.frame_log import (
     is_array,
     label_column,
     read_labels,
+    read_rows,
     read_weights,
     split_log,
 )
@@ -278,6 +281,11 @@ class ClickModel:
         """Return ``[N, 2]`` probabilities of `classes_`. ``stratarec predict`` and `Scorer` give the same
         probabilities.
 
+        Parameters
+        ----------
+        frame : DataFrame, mapping of columns, 2-d array, or path
+            As for `fit`. Files are read whole, with the source settings of the recipe; labels are not needed.
+
         Raises
         ------
         DataError
@@ -291,10 +299,14 @@ class ClickModel:
         """
         return self._probabilities(frame, None)
 
+    @property
+    def _source(self) -> SourceConfig:
+        return Recipe.from_dict(self.recipe_).data.source
+
     def _probabilities(self, frame: Any, truth: NDArray[np.bool_] | None) -> NDArray[np.float64]:
         """Score rows. `truth` flags positive rows, which are then part of the histories of later rows."""
         self._check_fitted()
-        columns = read_columns(frame)
+        columns = read_rows(frame, self._source)
         if len(columns) != self.n_features_in_ and is_array(frame):
             raise DataError(
                 f"X has {len(columns)} features, but ClickModel is expecting {self.n_features_in_} features as input"
@@ -351,9 +363,11 @@ class ClickModel:
         self._check_fitted()
         if y is None:
             name = self._scorer.labels[0]
-            labels = read_columns(frame).get(name)
+            labels = read_rows(frame, self._source).get(name)
             if labels is None:
                 raise DataError(f"the frame has no column {name!r}, which is the label; pass the labels as y")
+            if labels.dtype == pl.String:  # as in a text file
+                labels, _ = typed(labels)
         else:
             labels = read_labels(y)
         rule = self._scorer.manifest.columns.label_rules[0]

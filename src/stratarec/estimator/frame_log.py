@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,11 @@ from stratarec.data.columns.frames import check_lengths, has_column_names, read_
 from stratarec.data.data_quality import repeated_shares
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.schema import Schema
+from stratarec.data.sources import SourceConfig
+from stratarec.data.sources.base import View
 from stratarec.errors import ConfigError, DataError
+from stratarec.io.scratch import temporary_directory
+from stratarec.training.raw_logs import open_view
 
 # Share of rows that become validation samples if none are given, and the minimum rows of a class for such a split.
 _VALID, _FEW = 0.1, 20
@@ -49,8 +53,8 @@ class FitArguments:
 
     def write(self, path: Path, like: FrameLog | None = None) -> FrameLog:
         """Write the frame as Parquet to `path`. If `like` is given, the labels must have its classes."""
-        if isinstance(self.frame, str | Path) or _are_paths(self.frame):
-            return self._of_files(like)
+        if paths := _paths(self.frame):
+            return self._of_files(paths, like)
         columns = read_columns(self.frame)
         if not columns:
             rows = len(self.frame) if hasattr(self.frame, "__len__") else 0
@@ -83,13 +87,38 @@ class FitArguments:
         pl.DataFrame([column.alias(name) for name, column in columns.items()]).write_parquet(path)
         return FrameLog(paths=(str(path),), label=label, classes=classes, weight=weight, columns=names)
 
-    def _of_files(self, like: FrameLog | None) -> FrameLog:
+    def _of_files(self, paths: tuple[str, ...], like: FrameLog | None) -> FrameLog:
         if self.y is not None or self.weight is not None:
             raise ConfigError("labels and weights of a log in files are columns: pass label, not y or sample_weight")
         if like is not None and like.is_frame:
             raise ConfigError("valid is a path, but the frame is not: give both as files, or both as frames")
-        paths = (self.frame,) if isinstance(self.frame, str | Path) else tuple(self.frame)
-        return FrameLog(paths=tuple(map(str, paths)), label=self.label, is_frame=False)
+        return FrameLog(paths=paths, label=self.label, is_frame=False)
+
+
+def read_rows(frame: Any, config: SourceConfig) -> dict[str, pl.Series]:
+    """Return the columns of a frame, or of a path or paths as `fit` takes them, which are read by the recipe's source.
+
+    Files have the values of the log; all rows are checked, so that a wrong one is named with its file and line.
+    """
+    paths = _paths(frame)
+    if not paths:
+        return read_columns(frame)
+    schema: Schema = getattr(config, "schema", Schema())
+    names = open_view(config, None, paths, View(schema=schema)).column_names()
+    keys = (*schema.label_columns, *filter(None, (schema.user, schema.time)))
+    kept = tuple(name for name in dict.fromkeys((*schema.scored_columns, *keys)) if name in names)
+    sparse = [
+        f.as_column() if f.kind == "history" else f for f in schema.sparse if f.kind != "history" or f.name in kept
+    ]
+    features = replace(schema, sparse=tuple(sparse), time=schema.scored_time, session="", user="", weight="")
+    source, frames = open_view(config, None, paths, View(schema=features, label=False, pass_through=kept)), []
+    lists = [feature.name for feature in sparse if feature.traits.lists and not feature.weights]
+    with temporary_directory() as workspace:
+        for chunk in source.chunks(workspace):
+            assert chunk.passed_through is not None
+            frames.append(chunk.passed_through.with_columns(chunk.frame[name] for name in lists))
+    # The first block of a column with text may have numbers only.
+    return {column.name: column for column in pl.concat(frames, how="vertical_relaxed").iter_columns()}
 
 
 def check_rows(log: FrameLog, name: str, config: PrepareConfig) -> None:
@@ -173,13 +202,15 @@ def label_column(schema: Mapping[str, Any]) -> str:
     return str(rule["column"] if isinstance(rule, Mapping) else rule)
 
 
-def _are_paths(frame: Any) -> bool:
-    return isinstance(frame, list | tuple) and bool(frame) and all(isinstance(path, str | Path) for path in frame)
+def _paths(frame: Any) -> tuple[str, ...]:
+    """Return the paths if `frame` is a path or a list of paths, else nothing."""
+    paths = [frame] if isinstance(frame, str | Path) else frame if isinstance(frame, list | tuple) else ()
+    return tuple(map(str, paths)) if all(isinstance(path, str | Path) for path in paths) else ()
 
 
 def is_array(frame: Any) -> bool:
     """Whether a frame is an array, whose columns have no names."""
-    return not has_column_names(frame)
+    return not (has_column_names(frame) or _paths(frame))
 
 
 def _unused(name: str, columns: Mapping[str, Any]) -> str:

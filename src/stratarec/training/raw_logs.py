@@ -321,7 +321,7 @@ def make_encoder(dataset: Dataset) -> FeatureEncoder:
     return FeatureEncoder(dataset.schema, moments, vocabularies)
 
 
-def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], view: View) -> RowsSource:
+def open_view(config: SourceConfig, on_bad_row: OnBadRow | None, files: Sequence[str], view: View) -> RowsSource:
     """Open other logs with the source settings of a recipe; `DataError` if its samples are not rows of a log."""
     if isinstance(config, RowsConfig):
         return open_rows(replace(config, paths=tuple(files)), on_bad_row, view)

@@ -34,13 +34,13 @@ class LogKind(NamedTuple):
     given `OnBadRow` and the `SplitConfig`, because negatives are drawn within a split."""
 
 
-def _open_csv(config: CsvConfig, on_bad_row: OnBadRow, view: View | None) -> RowsSource:
+def _open_csv(config: CsvConfig, on_bad_row: OnBadRow | None, view: View | None) -> RowsSource:
     if _format(config.paths) == "table":
         return ParquetSource(ParquetConfig(paths=config.paths, schema=config.schema), on_bad_row, view)
     return CsvSource(config, on_bad_row, view=view)
 
 
-def _open_parquet(config: ParquetConfig, on_bad_row: OnBadRow, view: View | None) -> RowsSource:
+def _open_parquet(config: ParquetConfig, on_bad_row: OnBadRow | None, view: View | None) -> RowsSource:
     if _format(config.paths) == "text":
         return CsvSource(CsvConfig(paths=config.paths, schema=config.schema), on_bad_row, view=view)
     return ParquetSource(config, on_bad_row, view)
@@ -79,11 +79,11 @@ def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfi
     return source
 
 
-def open_rows(config: RowsConfig, on_bad_row: OnBadRow, view: View | None = None) -> RowsSource:
+def open_rows(config: RowsConfig, on_bad_row: OnBadRow | None, view: View | None = None) -> RowsSource:
     """Open a log whose samples are rows of files.
 
     The first file determines whether it is text or a table, not the recipe: ``kind: csv`` also reads Parquet and Arrow
-    files, and ``kind: parquet`` also reads text.
+    files, and ``kind: parquet`` also reads text. If `on_bad_row` is None, a bad row is always an error.
     """
     source: RowsSource = SOURCES[config.kind].open(config, on_bad_row, view)
     return source

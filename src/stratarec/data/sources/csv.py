@@ -90,8 +90,9 @@ class CsvSource:
     divisible = True
 
     def __init__(
-        self, config: CsvConfig, on_bad_row: OnBadRow, chunk_bytes: int = CHUNK_BYTES, view: View | None = None
-    ) -> None:
+        self, config: CsvConfig, on_bad_row: OnBadRow | None, chunk_bytes: int = CHUNK_BYTES,
+        view: View | None = None,
+    ) -> None:  # fmt: skip
         self._view = view or View(schema=config.schema, is_scored=False)
         self.schema, self._config = self._view.schema, config
         self._on_bad_row, self._chunk_bytes = on_bad_row, chunk_bytes

@@ -34,7 +34,7 @@ class ParquetSource:
 
     divisible = True
 
-    def __init__(self, config: ParquetConfig, on_bad_row: OnBadRow, view: View | None = None) -> None:
+    def __init__(self, config: ParquetConfig, on_bad_row: OnBadRow | None, view: View | None = None) -> None:
         self._view = view or View(schema=config.schema)
         self.schema = self._view.schema
         self._on_bad_row = on_bad_row
