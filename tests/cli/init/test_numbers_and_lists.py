@@ -323,3 +323,39 @@ def test_an_earlier_stage_of_the_label_is_reported(stage: Any, needed: str, tmp_
     reasons = {each.name: each.reason for each in guesses(tmp_path / "log.csv", "purchase").columns}
     assert f"purchase is 1 only where stage is {needed}: an earlier stage of the same visit?" in reasons["stage"]
     assert "only where" not in reasons["item"] + reasons["pages"]
+
+
+COUNTS, HASHES = ("5", "", "0", "12", "5") * 4, ("68fd1e64", "05db9164", "5a9ed9b0", "") * 8
+CRITEO = ["\t".join([str(row % 2), *COUNTS[row % 5 :][:13], *HASHES[row % 4 :][:26]]) for row in range(40)]
+COLORS = [f"{'ny'[row % 2]},{('red', 'blue')[row % 2]},{('red', 'green')[row % 3 % 2]}" for row in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "has_header"),
+    [
+        (CRITEO, False),
+        (CRITEO[:2], False),
+        (CRITEO[:1], False),
+        (["\t".join(f"c{at}" for at in range(40)), *CRITEO], True),
+        (["\t\t68fd1e64\tab\t68fd1e64", *["1\t3\t68fd1e64\tab\t05db9164"] * 9], False),
+        (COLORS, False),
+        (["answer,shirt,red", *COLORS], True),  # one name of three is also a value
+        (["shirt,shirt,hat", *COLORS], False),  # a repeated field is no name, unless numbers are below the names
+        (["id,label,2019,2020", *(f"u{row},{row % 2},{row},7" for row in range(9))], True),
+        (["2018,2019,2020", *(f"{row % 2},{row},7" for row in range(9))], False),
+        (["1,unknown,2", *(f"{row},unknown,{row}" for row in range(9))], False),
+        ([",user,city", *(f"{row},u{row},Oslo" for row in range(9))], True),
+        (["user,label", *["u1,1", "u2,0", "user,label"] * 3], True),  # files were concatenated with their headers
+        (["1,2.5,u7"], False),
+    ],
+)
+def test_a_first_line_of_data_is_no_header(lines: list[str], has_header: bool, tmp_path: Path) -> None:
+    path = tmp_path / ("log.tsv" if "\t" in lines[0] else "log.csv")
+    path.write_text("\n".join(lines) + "\n")
+    assert ("columns" not in read_sample((str(path),)).options) == has_header
+
+
+def test_repeated_names_above_numbers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("click,color,color\n" + "1,red,blue\n0,blue,red\n" * 9)
+    with pytest.raises(DataError, match="2 columns are named 'color'"):
+        read_sample((str(tmp_path / "log.csv"),))

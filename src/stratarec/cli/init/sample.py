@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -58,6 +59,9 @@ _ROWS = 200_000
 # Maximum number of files whose columns are compared, and of columns that a message names.
 _FILES, _SHOWN = 100, 6
 _MAX_LINE_BYTES = 4 << 20
+# Number of records, and of their bytes, that decide whether the record before them is a header.
+_RECORDS, _RECORD_BYTES = 100, 1 << 20
+_HASH = re.compile("(?i)(?=.*[0-9])[0-9a-f]{8,}")
 # Delimiters of fields. Hive writes the first control character.
 _MARKS = ("\t", ",", ";", "|", "\x01", "\x1f", "\x1e", "^", "~")
 # Encodings in which each line ends with the byte of a line feed.
@@ -293,12 +297,8 @@ def _delimited(
     if mark != ("\t" if bare_name(file.path).endswith(TSV_SUFFIXES) else ","):
         options["delimiter"] = mark
     names, skipped, header_lines = read_header(head, file.path, mark, '"')
-    second: list[str] = []
-    if head[skipped:].strip():
-        with suppress(DataError):  # a row may be longer than a header
-            second = read_header(head[skipped:], file.path, mark, '"')[0]
     last, lacking = names, dict[str, str]()
-    if _is_header(names, second, file):
+    if _is_header(names, _first_records(head[skipped:], mark), file):
         lacking = _incomplete(files, partial(_header, mark=mark, encoding=encoding))
         last = _header(files[-1], mark, encoding)
     else:
@@ -360,27 +360,46 @@ def _delimiter(head: bytes, file: InputFile) -> str:
     return " " if len(lines) > 1 and len(set(counts)) == 1 and counts[0] > 1 else ","
 
 
-def _is_header(names: list[str], second: list[str], file: InputFile) -> bool:
+def _first_records(content: bytes, mark: str) -> list[list[str]]:
+    """Return the fields of the first records, stripped; fewer if one cannot be read."""
+    lines, records = io.StringIO(content[:_RECORD_BYTES].decode("utf-8", "replace")), list[list[str]]()
+    with suppress(csv.Error):  # a field may be longer than a header's
+        for record in islice(csv.reader(lines, delimiter=mark), _RECORDS):
+            records.append([field.strip() for field in record])
+    return records
+
+
+def _is_header(names: list[str], records: list[list[str]], file: InputFile) -> bool:
     """Whether the first record is a header, which names the columns.
 
-    `names` are the fields of the first record. A number among them is allowed if other fields are words where the
-    `second` record has numbers. If a name is empty or repeated, the second record must have a number.
+    `names` are the fields of the first record, and `records` the records after it. Names are words above columns of
+    numbers. Without such a column, a record is data if it has numbers, if half of its words occur again in their
+    columns, or if a field is repeated. If a name is empty, the second record must have a number.
     """
     if not any(names) or any(name == "\\N" or "\x02" in name for name in names):
         return False
-    if any(map(_is_number, names)):
-        pairs = list(zip(names, second, strict=False))
-        if not any(
-            name.lower() not in MISSING_WORDS and not _is_number(name) and _is_number(value) for name, value in pairs
-        ):
-            return False
+    records = [record for record in records if record != names]  # files with headers may have been concatenated
+    words = {place for place, name in enumerate(names) if _is_word(name)}
+    below = {place: [record[place] for record in records if place < len(record)] for place in words}
+    repeated = {place for place in words if names[place] in below[place]}
+    is_header = any(_are_numbers(below[place]) for place in words - repeated)
     duplicates = sorted({name for name in names if name and names.count(name) > 1})
-    if not (duplicates or "" in names):
-        return True
-    is_header = any(map(_is_number, second))
-    if duplicates and is_header:
+    if is_header and duplicates:
         raise _repeated(file, duplicates[0], names.count(duplicates[0]))
-    return is_header
+    if is_header or duplicates or any(map(_is_number, names)) or 2 * len(repeated) >= len(words):
+        return is_header
+    return "" not in names or any(map(_is_number, records[0] if records else ()))
+
+
+def _is_word(name: str) -> bool:
+    """Whether a field of the first record may be a name. Digits of a hash, such as 68fd1e64, are data."""
+    return bool(name) and not (_is_number(name) or name.lower() in MISSING_WORDS or _HASH.fullmatch(name))
+
+
+def _are_numbers(fields: list[str]) -> bool:
+    """Whether most of the fields that are not missing are numbers."""
+    present = [field for field in fields if field and field.lower() not in MISSING_WORDS]
+    return 2 * sum(map(_is_number, present)) > len(present)
 
 
 def _column_names(names: Sequence[str]) -> list[str]:
