@@ -21,6 +21,7 @@ from polars.testing import assert_frame_equal
 import stratarec
 from errors import missing, refuses
 from stratarec.data.columns.converter import OnBadRow
+from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources import text
 from stratarec.data.sources.base import ChunkShare, View
 from stratarec.data.sources.csv import CsvConfig, CsvSource
@@ -86,6 +87,27 @@ def test_a_log_to_score_without_a_header_may_lack_the_label(tmp_path: Path) -> N
         assert read(scored)["C26"].unique().to_list() == ["a9"]
     with refuses(DataError, "39 fields 40"):
         read(source(tmp_path / "bare.tsv"))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("has_header", [True, False])
+def test_a_short_line_of_a_log_to_score_is_a_bad_row(tmp_path: Path, place: int, has_header: bool) -> None:
+    """In a log without a header, too, also if it is the first line."""
+    config = CsvConfig(
+        columns=() if has_header else ("label", "user", "city"),
+        schema=Schema(label="label", sparse=(SparseFeature(name="user"), SparseFeature(name="city"))),
+    )
+    lines = ["1,u1,Oslo", "0,u2,Rome"]
+    lines.insert(place, "1,u3")
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(["label,user,city"] * has_header + lines) + "\n")
+    for on_bad_row in ("error", "skip"):
+        scored = CsvSource(config.of_file(str(path)), on_bad_row, view=View(schema=config.schema, label=True))
+        if on_bad_row == "error":
+            with refuses(DataError, f"line {place + 1 + has_header} 2 fields 3"):
+                read(scored)
+        else:
+            assert read(scored)["user"].to_list() == ["u1", "u2"]
 
 
 def test_hours_are_two_features_and_the_time(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from stratarec.data.sources.text import (
     check_utf8,
     estimate_rows,
     first_json_values,
+    first_records,
     narrow_encoding,
     read_chunks,
     read_header,
@@ -59,8 +60,6 @@ _ROWS = 200_000
 # Maximum number of files whose columns are compared, and of columns that a message names.
 _FILES, _SHOWN = 100, 6
 _MAX_LINE_BYTES = 4 << 20
-# Number of records, and of their bytes, that decide whether the record before them is a header.
-_RECORDS, _RECORD_BYTES = 100, 1 << 20
 _HASH = re.compile("(?i)(?=.*[0-9])[0-9a-f]{8,}")
 # Delimiters of fields. Hive writes the first control character.
 _MARKS = ("\t", ",", ";", "|", "\x01", "\x1f", "\x1e", "^", "~")
@@ -298,7 +297,7 @@ def _delimited(
         options["delimiter"] = mark
     names, skipped, header_lines = read_header(head, file.path, mark, '"')
     last, lacking = names, dict[str, str]()
-    if _is_header(names, _first_records(head[skipped:], mark), file):
+    if _is_header(names, first_records(head[skipped:], mark), file):
         lacking = _incomplete(files, partial(_header, mark=mark, encoding=encoding))
         last = _header(files[-1], mark, encoding)
     else:
@@ -358,15 +357,6 @@ def _delimiter(head: bytes, file: InputFile) -> str:
     # Text has spaces, too. They separate columns only if no other character does.
     counts = [len(row) for row in csv.reader(lines, delimiter=" ")]
     return " " if len(lines) > 1 and len(set(counts)) == 1 and counts[0] > 1 else ","
-
-
-def _first_records(content: bytes, mark: str) -> list[list[str]]:
-    """Return the fields of the first records, stripped; fewer if one cannot be read."""
-    lines, records = io.StringIO(content[:_RECORD_BYTES].decode("utf-8", "replace")), list[list[str]]()
-    with suppress(csv.Error):  # a field may be longer than a header's
-        for record in islice(csv.reader(lines, delimiter=mark), _RECORDS):
-            records.append([field.strip() for field in record])
-    return records
 
 
 def _is_header(names: list[str], records: list[list[str]], file: InputFile) -> bool:

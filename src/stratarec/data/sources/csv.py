@@ -32,6 +32,7 @@ from stratarec.data.sources.text import (
     check_json_lines,
     estimate_rows,
     first_json_values,
+    first_records,
     read_chunks,
     read_header,
 )
@@ -126,7 +127,7 @@ class CsvSource:
 
         A log to score may have another format than the log of the recipe. If the recipe's delimiter yields none of the
         schema's names, other delimiters are tried, and a header is recognized even if the recipe says that there is
-        none. A log to score may also lack the labels, which the number of its fields shows."""
+        none. A log to score may also lack the labels: then no record has all fields, and some have all others."""
         config, names = self._config, set(self._names)
         default = _delimiter(config, file)
         if default == config.quote:
@@ -137,13 +138,14 @@ class CsvSource:
                 header = _Header(delimiter, *read_header(content, file.path, delimiter, config.quote))
                 if names <= set(header.names) if config.columns else names & set(header.names):
                     return header
-        if config.columns and not self._view.is_scored:
-            return _Header(default, list(config.columns), 0, 0)
-        header = _Header(default, *read_header(content, file.path, default, config.quote))
         if not config.columns:
-            return header
-        unlabelled = [name for name in config.columns if name not in self.schema.label_columns]
-        return _Header(default, unlabelled if len(header.names) == len(unlabelled) else list(config.columns), 0, 0)
+            return _Header(default, *read_header(content, file.path, default, config.quote))
+        columns = list(config.columns)
+        if self._view.is_scored:
+            fields = set(map(len, first_records(content, default, config.quote)))
+            unlabelled = [name for name in columns if name not in self.schema.label_columns]
+            columns = unlabelled if len(columns) not in fields and len(unlabelled) in fields else columns
+        return _Header(default, columns, 0, 0)
 
     def _text_chunks(self, file: InputFile, chunk_bytes: int) -> Iterator[TextChunk]:
         config = self._config

@@ -18,8 +18,9 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,8 @@ _SEARCH_BYTES = 1 << 16
 _MAX_HEADER_BYTES = 1 << 20
 # Number of JSON lines that are searched for the names of columns.
 _NAME_LINES = 1000
+# Maximum number of records, and of their bytes, that show whether a file has a header and labels.
+_RECORDS, _RECORD_BYTES = 100, 1 << 20
 # Byte order marks of UTF-16 and UTF-32. The longer marks are first, because they begin like the shorter ones.
 _WIDE = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -433,12 +436,24 @@ def read_header(content: bytes, path: str, delimiter: str, quote: str) -> tuple[
         text = front[:end].decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}, line 1: {_no_utf8(error)}") from error
-    quoting = {"quotechar": quote} if quote else {"quoting": csv.QUOTE_NONE}
     try:
-        names = next(csv.reader([text], delimiter=delimiter, **quoting), [])
+        names = next(csv.reader([text], delimiter=delimiter, **_quoting(quote)), [])
     except csv.Error as error:
         raise DataError(f"{path}, line 1: no header ({error}); check the format") from error
     return [name.strip() for name in names], end, front[:end].count(b"\n")
+
+
+def first_records(content: bytes, delimiter: str, quote: str = '"') -> list[list[str]]:
+    """Return the fields of the first records, stripped; fewer if one cannot be read, such as a very long one."""
+    lines, records = io.StringIO(content[:_RECORD_BYTES].decode("utf-8", "replace")), list[list[str]]()
+    with suppress(csv.Error):
+        for record in islice(csv.reader(lines, delimiter=delimiter, **_quoting(quote)), _RECORDS):
+            records.append([field.strip() for field in record])
+    return records
+
+
+def _quoting(quote: str) -> dict[str, Any]:
+    return {"quotechar": quote} if quote else {"quoting": csv.QUOTE_NONE}
 
 
 def _first_record_end(content: bytes, quote: bytes) -> int:
