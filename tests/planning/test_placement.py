@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from planning.popular import zipf
 
-from errors import missing, refuses
+from errors import refuses
 from stratarec.errors import ConfigError
 from stratarec.hot.config import HotConfig
 from stratarec.kernels.codec.kinds import KINDS
@@ -119,6 +120,45 @@ def test_an_error_for_too_little_gpu_memory_says_how_much_is_enough() -> None:
     assert gpu_plan(hbm=least).used("hbm") <= least
     with refuses(ConfigError, "memory.hbm"):
         gpu_plan(hbm=least - 1)
+
+
+CHANGES: dict[str, Callable[[str], tuple[dict[str, Any], int]]] = {
+    "set memory.precision": lambda words: ({"precision": "auto"}, BATCH),
+    "name a block": lambda words: ({"block": BlockConfig(path="rows")}, BATCH),
+    "lower train.batch_size": lambda words: ({}, int(words.rpartition(" ")[2])),
+    "set memory.lookahead": lambda words: ({"lookahead": 0}, BATCH),
+}
+"""Advice -> fields of the memory section, and the batch size."""
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6, 0.9, 0.999])
+@pytest.mark.parametrize("tables", [TABLES, [table("only", 20_000)]], ids=["large", "small"])
+@pytest.mark.parametrize("precision", ["auto", "fp32"])
+def test_each_advice_for_tables_that_do_not_fit_works(share: float, tables: list[TableSpec], precision: str) -> None:
+    def tried(dram: int, batch: int = BATCH, **section: Any) -> str:
+        scaled = [replace(each, lookups=each.lookups * batch / BATCH) for each in tables]
+        memory = MemoryConfig(**{"dram": dram, "precision": precision, **section})
+        tiers = replace(TIERS, block=TIERS.block if memory.block else None)
+        try:
+            place(scaled, memory, tiers, batch_size=batch)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    least = int(re.search(r"memory.dram to at least (\d+)", tried(1000))[1])  # type: ignore[index]
+    dram = int(least * share)
+    error = tried(dram)
+    given = {words.strip() for words in error.partition("Set ")[2].split(", or ")[1:]}
+    assert not tried(least)
+    for begin, change in CHANGES.items():
+        words = next((words for words in given if words.startswith(begin)), "")
+        if words:
+            section, batch = change(words)
+            assert not tried(dram, batch, **section), words
+        elif begin not in ("lower train.batch_size", "set memory.precision") or precision == "fp32":
+            section, batch = change("1")
+            assert begin == "lower train.batch_size" or tried(dram, batch, **section), f"missing: {begin}"
+    assert not given or any(words.startswith(begin) for words in given for begin in CHANGES)
 
 
 def test_hot_rows_take_part_of_the_gpu_memory() -> None:
@@ -244,8 +284,9 @@ def test_an_error_for_too_little_dram_names_the_table_and_the_minimum(precision:
     assert plan(dram=needed, precision=precision).used("dram") <= needed
     with pytest.raises(ConfigError):
         plan(dram=int(needed * 0.999), precision=precision)
-    assert ("allow a lower memory.precision" in str(error.value)) == (precision != "auto")
-    assert not missing("device memory.block", str(error.value))
+    with refuses(ConfigError, "device memory.block") as half:
+        plan(dram=needed // 2, precision=precision)
+    assert ("memory.precision to auto" in str(half.value)) == (precision == "fp32")
 
 
 def test_twenty_six_tables_up_to_a_billion_rows_are_placed_in_seconds() -> None:

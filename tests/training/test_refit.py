@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import signal
 import weakref
 from collections.abc import Callable
@@ -13,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from training.test_trees import log, make_recipe
 
-from errors import refuses
-from recipes import agreeing_scores, assert_same_model, start, tiny, train
+from errors import missing, refuses
+from recipes import agreeing_scores, assert_same_model, measure_briefly, start, tiny, train
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
@@ -358,6 +360,34 @@ def test_impossible_refits_are_refused(data: Path, tmp_path: Path) -> None:
     with_negatives = with_values(recipe_of(tmp_path, data).to_dict(), {"data.split.negatives": 0.5})
     with refuses(ConfigError, "train.refit data.split.negatives"):
         check_refit(Recipe.from_dict(with_negatives), dataset)
+
+
+def test_a_plan_names_the_smallest_budget_with_which_a_run_and_its_refit_fit(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure_briefly(monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(recipe_of(tmp_path, data).to_dict()))
+
+    def least(*words: str) -> int:
+        assert main([*words, "memory.dram=1KiB"]) == 2
+        return int(re.search(r"memory.dram to at least (\d+)", capfd.readouterr().err)[1])  # type: ignore[index]
+
+    alone = least("plan", str(recipe), "train.refit=false")
+    assert main(["plan", str(recipe), f"memory.dram={alone}"]) == 2
+    error = capfd.readouterr().err
+    assert not missing("memory.dram train.refit", error)
+    needed = int(re.search(r"memory.dram to at least (\d+)", error)[1])  # type: ignore[index]
+    for budget, code in ((needed, 0), (needed - 1, 2)):
+        assert main(["plan", str(recipe), f"memory.dram={budget}"]) == code
+        words = [str(recipe), f"memory.dram={budget}", f"train.run={tmp_path / str(budget)}"]
+        assert main(["train", *words, "train.max_steps=2"]) == code
+        output = capfd.readouterr()
+    assert "train.refit" in output.err
+    assert main(["plan", str(recipe)]) == 0
+    rows = sum(Dataset.open(data / "data").joined(SPLITS).table_rows().values())
+    assert f"the refit (train.refit) has {rows:,} rows" in capfd.readouterr().out
 
 
 def test_values_of_held_out_rows_have_rows_in_the_model_that_is_used(run: Path, data: Path) -> None:

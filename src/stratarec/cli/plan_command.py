@@ -13,8 +13,12 @@ from stratarec.errors import ConfigError
 from stratarec.io.names import shell_word, visible
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stratarec.data.dataset.dataset import Dataset
     from stratarec.distributed.measure import Collective
+    from stratarec.embedding.config import EmbeddingBagConfig
+    from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe
 
 _MOST_RANKS = 4096
@@ -286,6 +290,7 @@ def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
 
 def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
     """Place each table in a memory."""
+    from stratarec.config.units import format_bytes
     from stratarec.io.atomic import check_output
     from stratarec.models.base import build_tables
     from stratarec.planning.placement import make_hot_plan
@@ -293,6 +298,7 @@ def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     from stratarec.training.build import measured_memory, sharding_plan
     from stratarec.training.forecast import bare_network, forecast_step, resolve_exchange
     from stratarec.training.gpu_memory import check_rows_device
+    from stratarec.training.run.refit import refit_plan
     from stratarec.training.torch_setup import device_of
 
     if args.output:
@@ -302,27 +308,37 @@ def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     except ConfigError as error:
         raise ConfigError(f"{error}; to plan for a GPU that is not here, name a card, such as --device h100") from None
     check_rows_device(recipe, device)
-    tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     if recipe.towers:
         bare_network(recipe.model, dataset)  # refuses the recipe now, not when it is trained
     config = recipe.train
     with dataset.locked():
         memory, tiers = measured_memory(recipe, dataset, device, again=args.measure)
-        plan = make_hot_plan(
-            tables, dataset, config.embedding, memory, recipe.hot, batch_size=config.batch_size, tiers=tiers,
-            ranks=ranks,
-        )  # fmt: skip
+
+        def tables_of(dataset: Dataset) -> Sequence[EmbeddingBagConfig]:
+            return build_tables(recipe.model, dataset.schema, dataset.table_rows())
+
+        def place(dataset: Dataset) -> Plan:
+            return make_hot_plan(
+                tables_of(dataset), dataset, config.embedding, memory, recipe.hot, batch_size=config.batch_size,
+                tiers=tiers, ranks=ranks,
+            )  # fmt: skip
+
+        plan, refit = place(dataset), refit_plan(recipe, dataset, place)
         content = plan.to_dict()
         # Here one process on the CPU is predicted; `--hosts` predicts several ranks, and `--device` a GPU.
         is_local = ranks == 1 and config.device == "cpu"
         content["predicted"]["forecast"] = forecast_step(recipe, dataset, plan).to_dict() if is_local else None
+        content["predicted"]["refit"] = None if refit is None else refit.to_dict()["predicted"]
         chosen = resolve_exchange(recipe, dataset, hosts, ranks) if ranks > 1 else recipe
         by_towers = ranks > 1 and chosen.distributed.by_towers(recipe.towers, hosts)
-        sharding = sharding_plan(recipe, dataset, tables, plan, ranks, by_towers=by_towers)
+        sharding = sharding_plan(recipe, dataset, tables_of(dataset), plan, ranks, by_towers=by_towers)
     if args.json:
         print_json({**content, **({"sharding": sharding.to_dict()} if ranks > 1 else {})})
     else:
         print_plan(content, tiers.age_seconds)
         print_lines(*(sharding.lines() if ranks > 1 else ()))
+        if refit is not None:
+            rows, used = sum(table.rows for table in refit.tables), format_bytes(refit.used(refit.level0))
+            print_lines(f"the refit (train.refit) has {rows:,} rows in all, and takes {used} of {refit.level0.upper()}")
     if args.output:
         plan.save(Path(args.output))

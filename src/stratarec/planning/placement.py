@@ -46,8 +46,8 @@ from stratarec.planning.bytes import (
     workspace_bytes,
 )
 from stratarec.planning.candidates import Candidate, TableSpec, candidates, describe_tables, resolve_policy
-from stratarec.planning.config import MemoryConfig
-from stratarec.planning.machine import Tiers, measure_tiers
+from stratarec.planning.config import BlockConfig, MemoryConfig
+from stratarec.planning.machine import BlockTier, Tiers, measure_tiers
 from stratarec.planning.plan import Plan, SsdStore, TablePlacement
 from stratarec.planning.step_model import TableSeconds
 
@@ -57,6 +57,13 @@ _FIELDS: Mapping[Memory, str] = {
     "mapped": "memory.mapped.budget",
     "block": "memory.block.budget",
 }
+
+# Cache of the pinned rows alone, and a device whose speed does not matter, to find out whether tables would fit.
+_SMALLEST_CACHE = 1e-9
+_ANY_BLOCK = BlockTier(
+    path="", write_bytes_per_second=1e9, reads_per_second=1e5, read_bytes=4096, parallel=1, direct=True,
+    free_bytes=1 << 60,
+)  # fmt: skip
 
 
 def place(
@@ -88,21 +95,13 @@ def place(
     """
     memory.check_tables(table.name for table in tables)
     memory = resolve_policy(memory, tables)
-    budgets = _budgets(memory.times(ranks), tiers)
+    budgets, workspace = _budgets(memory.times(ranks), tiers), _workspace(tables, memory, tiers)
     choices = choices or [candidates(table, memory, tiers) for table in tables]
-    lookups, widest = [table.lookups for table in tables], max((table.shape.width for table in tables), default=1)
-    workspace = (
-        device_workspace_bytes(lookups, widest, memory.lookahead)
-        if memory.hbm
-        else workspace_bytes(lookups, widest, tiers.threads)
-    )
-    limits = [budgets.get(name) for name in MEMORIES]
-    level0 = budgets[memory.level0]
-    if level0 is not None:
-        limits[MEMORIES.index(memory.level0)] = level0 - ranks * workspace
+    limits = _limits(budgets, memory, ranks * workspace)
     chosen = _least(choices, limits, None, ranks)
     if chosen is None:
-        raise ConfigError(_explain(tables, choices, limits, memory, workspace, ranks))
+        advice = "".join(f", or {way}" for way in _cheaper(tables, memory, tiers, batch_size, ranks))
+        raise ConfigError(_explain(choices, limits, memory, workspace, ranks) + advice)
     placements = tuple(option.placement for option in chosen)
     return Plan(
         tables=placements, budgets=budgets, batch_size=batch_size, lookahead=memory.lookahead,
@@ -110,6 +109,23 @@ def place(
         output_bytes=output_bytes(sum(table.outputs for table in tables)), fixed=_fixed(placements, tiers),
         notes=(*_notes(tables, chosen, memory), *_doubts(memory, tiers, ranks)),
     )  # fmt: skip
+
+
+def _workspace(tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers) -> int:
+    """Return the bytes in level 0 of a process that the update of a batch needs."""
+    lookups, widest = [table.lookups for table in tables], max((table.shape.width for table in tables), default=1)
+    if memory.hbm:
+        return device_workspace_bytes(lookups, widest, memory.lookahead)
+    return workspace_bytes(lookups, widest, tiers.threads)
+
+
+def _limits(budgets: Mapping[Memory, int | None], memory: MemoryConfig, workspace: int) -> list[int | None]:
+    """Return the bytes of tables that each of `MEMORIES` can hold; None for no limit."""
+    limits = [budgets.get(name) for name in MEMORIES]
+    level0 = budgets[memory.level0]
+    if level0 is not None:
+        limits[MEMORIES.index(memory.level0)] = level0 - workspace
+    return limits
 
 
 def _fixed(placements: Sequence[TablePlacement], tiers: Tiers) -> TableSeconds:
@@ -174,8 +190,8 @@ def _used(chosen: Sequence[Candidate], memory: Memory, ranks: int) -> int:
 
 
 def _explain(
-    tables: Sequence[TableSpec], choices: Sequence[Sequence[Candidate]], limits: Sequence[int | None],
-    memory: MemoryConfig, workspace: int, ranks: int,
+    choices: Sequence[Sequence[Candidate]], limits: Sequence[int | None], memory: MemoryConfig, workspace: int,
+    ranks: int,
 ) -> str:  # fmt: skip
     """Return an error message with each budget that is too small, its smallest sufficient value, and the largest
     consumer.
@@ -198,7 +214,7 @@ def _explain(
         worst = worst or _worst(smallest, name, shared, ranks)
     if not fixes:
         return f"no placement fits the budgets together: {worst or 'raise memory.dram'}"
-    return f"the tables do not fit: {worst}. Set {', or '.join(fixes)}{_cheaper(tables, memory)}"
+    return f"the tables do not fit: {worst}. Set {', or '.join(fixes)}"
 
 
 def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int, ranks: int) -> str:
@@ -221,17 +237,37 @@ def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int, ranks: i
     return text
 
 
-def _cheaper(tables: Sequence[TableSpec], memory: MemoryConfig) -> str:
-    ways = []
+def _cheaper(tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, batch_size: int, ranks: int) -> list[str]:
+    """Return the changes of a recipe, other than larger budgets, of which each alone makes the tables fit."""
     lowest = max(KINDS, key=lambda kind: KINDS[kind].penalty)
-    if any(memory.table_precision(table.name) not in ("auto", lowest) for table in tables):
-        ways.append("allow a lower memory.precision")
-    if memory.hbm:
+    ways = []
+    if any(memory.table_precision(table.name) not in ("auto", lowest) for table in tables) and _fit(
+        tables, replace(memory, precision="auto"), tiers, ranks
+    ):
+        ways.append("set memory.precision to auto")
+    if memory.hbm and _fit(tables, replace(memory, hbm=None), tiers, ranks):
         ways.append("set memory.hbm to 0")
     if memory.block is None:
-        ways.append("name a block device in memory.block")
-    ways += ["lower train.batch_size", "lower memory.lookahead"] if memory.lookahead else ["lower train.batch_size"]
-    return "; or " + ", ".join(ways)
+        block = replace(memory, block=BlockConfig(path="rows"))
+        if _fit(tables, block, replace(tiers, block=_ANY_BLOCK), ranks):
+            ways.append("name a block device in memory.block")
+    for size in (batch_size // 2, batch_size // 4, batch_size // 8):
+        smaller = [replace(table, lookups=table.lookups * size / batch_size) for table in tables]
+        if size and _fit(smaller, memory, tiers, ranks):
+            ways.append(f"lower train.batch_size to {size}")
+            break
+    if memory.lookahead and _fit(tables, replace(memory, lookahead=0), tiers, ranks):
+        ways.append("set memory.lookahead to 0")
+    return ways
+
+
+def _fit(tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, ranks: int) -> bool:
+    """Whether some placement fits the budgets. Only the smallest caches are tried."""
+    memory = replace(memory, cache=replace(memory.cache, fraction=_SMALLEST_CACHE))
+    choices = [candidates(table, memory, tiers) for table in tables]
+    workspace = ranks * _workspace(tables, memory, tiers)
+    limits = _limits(_budgets(memory.times(ranks), tiers), memory, workspace)
+    return _least(choices, limits, None, ranks) is not None
 
 
 def _notes(tables: Sequence[TableSpec], chosen: Sequence[Candidate], memory: MemoryConfig) -> tuple[str, ...]:

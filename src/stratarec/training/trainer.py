@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.splits import SPLITS
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.compilation import compile_update
-from stratarec.errors import ConfigError, TrainingError
+from stratarec.errors import TrainingError
 from stratarec.io.owned_directory import named_directory
 from stratarec.models.base import build_tables
 from stratarec.planning.plan import Plan
@@ -42,7 +41,7 @@ from stratarec.training.resolve import remarks, resolve, resume_state
 from stratarec.training.run.build_run import Run, Session, build_run, find_plan
 from stratarec.training.run.mirror import RunMirror
 from stratarec.training.run.open_run import WarmStart, check_identity, open_warm_start
-from stratarec.training.run.refit import refit
+from stratarec.training.run.refit import refit, refit_plan
 from stratarec.training.run.run_directory import (
     FILES,
     REFIT,
@@ -140,19 +139,13 @@ class Trainer:
         """Build all parts of the run, with initial weights and rows. `train` does this itself."""
         device = self._resolved.device
         plan = find_plan(self.run, self.recipe, self._dataset, self._mesh, device, self._given_plan)
-        if self.recipe.train.refit and plan is not None:
-            self._check_refit_fits()
+        if plan is not None:
+            refit_plan(
+                self.recipe,
+                self._dataset,
+                lambda joined: find_plan(self.run / REFIT, self.recipe, joined, self._mesh, device),
+            )
         return build_run(self._resolved, self._session, self._directory.checkpoints, plan, self.state)
-
-    def _check_refit_fits(self) -> None:
-        """Raise `ConfigError` before training if the tables of the refit, which have more rows, do not fit."""
-        for splits in (SPLITS, SPLITS[1:]):  # whether validation improves after an epoch decides which of them are used
-            dataset = self._dataset.joined(splits)
-            if dataset.samples("train") and dataset.table_rows() != self._dataset.table_rows():
-                try:
-                    find_plan(self.run / REFIT, self.recipe, dataset, self._mesh, self._resolved.device)
-                except ConfigError as error:
-                    raise ConfigError(f"{error}; or set train.refit to false, because a refit has more rows") from error
 
     def train(
         self, *, resume: bool = False, overwrite: bool = False, earlier: str | Path | None = None

@@ -20,6 +20,7 @@ model. If the tested model needs a calibration, the weights stay, and the calibr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import Any
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.splits import SPLITS
 from stratarec.distributed.mesh import Mesh
+from stratarec.errors import ConfigError
 from stratarec.io.atomic import file_hash, remove_tree
 from stratarec.planning.plan import Plan
 from stratarec.progress import SilentProgress
@@ -61,6 +63,22 @@ def _recipe(recipe: Recipe, dataset: Dataset, factor: float) -> Recipe:
     return replace(
         recipe, train=train.for_pass(run_steps(train, dataset)), hot=replace(recipe.hot, batches="none")
     )  # fmt: skip
+
+
+def refit_plan(recipe: Recipe, dataset: Dataset, find: Callable[[Dataset], Plan | None]) -> Plan | None:
+    """Return the largest placement of the tables of a refit, found by `find` for its data set.
+
+    None if there is no refit, or none that adds rows. `ConfigError` if the tables do not fit.
+    """
+    plans = []
+    for splits in (SPLITS, SPLITS[1:]):  # whether validation improves after an epoch decides which of them are used
+        joined = dataset.joined(splits)
+        if recipe.train.refit and joined.samples("train") and joined.table_rows() != dataset.table_rows():
+            try:
+                plans.append(find(joined))
+            except ConfigError as error:
+                raise ConfigError(f"{error}, or set train.refit to false, because a refit has more rows") from error
+    return max(filter(None, plans), key=lambda plan: plan.used(plan.level0), default=None)
 
 
 def refit(
