@@ -60,7 +60,7 @@ BUDGETS = {
     "batch": 319,
     "kernels": 8_480,
     "io": 952,
-    "config": 364,
+    "config": 380,
     "progress": 48,
     "registry": 26,
     "errors": 25,

@@ -8,6 +8,8 @@ from signal import SIGINT, SIGTERM
 
 # Longest message: its head and its end, which says what to do. A value from a file may be of any length.
 _HEAD, _TAIL = 1000, 400
+UNREGISTERED = "unregistered"
+"""Type of pydantic's error about a choice in a file that StrataRec wrote, if nothing that is installed provides it."""
 
 
 class StrataError(Exception):

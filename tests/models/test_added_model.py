@@ -11,7 +11,7 @@ import pytest
 from errors import refuses
 from recipes import prepared, tiny
 from stratarec import Scorer
-from stratarec.errors import ConfigError
+from stratarec.errors import ConfigError, ExportError
 from stratarec.models.registry import MODELS, Model
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe, _adapter
@@ -47,6 +47,14 @@ def test_a_registered_model_is_trained_exported_and_scored(tmp_path: Path) -> No
     columns = scorer.manifest.columns
     frame = {feature.name: [1, 2] for feature in (*columns.dense, *columns.sparse)}
     assert scorer.score(frame).shape == (2,)
+    advice = "install or import the package that provides it"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(MODELS, "nfm")  # in a program that does not register it
+        with refuses(ExportError, f"manifest.json model 'nfm' {advice}") as refused:
+            Scorer.open(tmp_path / "export")
+        assert "export the model again" not in str(refused.value)
+        with refuses(ConfigError, f"recipe.json model.kind 'nfm' {advice}"), open_run(tmp_path / "run"):
+            pass
 
 
 @pytest.mark.usefixtures("registered")

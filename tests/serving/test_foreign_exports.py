@@ -270,6 +270,13 @@ def test_invalid_manifests_are_refused(copy: Path, text: str, message: str) -> N
     assert not missing(message, refused(copy))
 
 
+def test_a_codec_that_nothing_provides_is_named(copy: Path) -> None:
+    reseal(copy, lambda content: content["tables"]["city"].update(codec="int3"))
+    message = refused(copy)
+    assert not missing("tables.city.codec 'int3' install package", message)
+    assert "export the model again" not in message
+
+
 def tensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     return safetensors.numpy.load_file(path)
 

@@ -9,6 +9,9 @@ from operator import or_
 from typing import Annotated, Any
 
 import pydantic
+from pydantic_core import PydanticCustomError
+
+from stratarec.errors import UNREGISTERED, ConfigError
 
 _FORBID = pydantic.ConfigDict(extra="forbid")
 _STRICT = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -29,8 +32,10 @@ class OneOf:
     def __init__(self, names: Callable[[], Iterable[str]], *usual: str) -> None:
         self.names, self._usual = names, usual
 
-    def _check(self, value: str) -> str:
+    def _check(self, value: str, info: pydantic.ValidationInfo) -> str:
         if value not in self._usual and value not in (names := tuple(self.names())):
+            if info.mode == "json":
+                raise _unregistered(value, names)
             raise ValueError(f"got {value!r}, expected one of {', '.join(names)}")
         return value
 
@@ -71,10 +76,18 @@ class Sections:
         are converted to JSON again.
         """
         kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
-        config = self._find(kind) if isinstance(kind, str) else None
+        strict = info.mode == "json"
+        try:
+            config = self._find(kind) if isinstance(kind, str) else None
+        except ConfigError as error:  # a package that offers the kind does not load
+            if not strict:
+                raise
+            raise PydanticCustomError(UNREGISTERED, "{text}", {"text": str(error)}) from error
         if config is not None:
             self._others[str(kind)] = config
-        strict = info.mode == "json"
+        known = {**self._known(), **self._others}
+        if strict and isinstance(kind, str) and kind not in known:
+            raise _unregistered(kind, known)
         reader = _reader(self.union, strict)
         return reader.validate_json(json.dumps(value)) if strict else reader.validate_python(value)
 
@@ -89,6 +102,15 @@ class Sections:
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
         return handler(_reader(self.union, False).core_schema)
+
+
+def _unregistered(name: str, known: Iterable[str]) -> PydanticCustomError:
+    """Return the error about a name that a package registers, which is not imported, or a newer version has."""
+    text = (
+        f"{name!r} is not known here ({', '.join(known)} are): install or import the package that provides it, "
+        "or upgrade StrataRec"
+    )
+    return PydanticCustomError(UNREGISTERED, "{text}", {"text": text})
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 import pydantic
 
-from stratarec.errors import DatasetError, StrataError
+from stratarec.errors import UNREGISTERED, DatasetError, StrataError
 from stratarec.io.atomic import read_json, write_json
 
 _SEAL = "hash"
@@ -113,7 +113,9 @@ def validate(
         # The content is parsed as JSON, where strict mode converts lists to tuples, but no other type.
         return model.model_validate_json(json.dumps(content))
     except (pydantic.ValidationError, StrataError) as fault:
-        raise error(f"{origin}: {describe_error(fault)}; {advice}") from fault
+        # Writing the file again would not help if a package is missing.
+        known = not isinstance(fault, pydantic.ValidationError) or fault.errors()[0]["type"] != UNREGISTERED
+        raise error(f"{origin}: {describe_error(fault)}" + f"; {advice}" * known) from fault
 
 
 def describe_error(error: Exception) -> str:
@@ -123,7 +125,7 @@ def describe_error(error: Exception) -> str:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
-    value = "" if first["type"] in ("missing", "value_error") else f", got {_short(first['input'])}"
+    value = "" if first["type"] in ("missing", "value_error", UNREGISTERED) else f", got {_short(first['input'])}"
     return f"{place}: {message[0].lower()}{message[1:]}{value}" if place else f"{message}{value}"
 
 

@@ -81,7 +81,8 @@ def score_of(kind: str) -> type[Score]:
             score = getattr(importlib.import_module(f"stratarec.models.zoo.{module}"), name)
         return score
     if not offers:
-        raise ConfigError(f"model.kind is {kind!r}, expected one of {', '.join((*MODELS, *_offers()))}")
+        kinds = ", ".join((*MODELS, *_offers()))
+        raise ConfigError(f"model.kind is {kind!r}, expected one of {kinds}; if a package has it, install that package")
     if len(offers) > 1:
         raise ConfigError(f"model.kind is {kind!r}, which {_packages(offers)} offer: uninstall all but one")
     return _load(offers[0])

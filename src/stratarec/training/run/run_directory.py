@@ -315,7 +315,11 @@ def write_recipe(run: Path, recipe: Recipe) -> None:
 def read_recipe(run: Path) -> Recipe:
     """Read the recipe of a run; `CheckpointError` or `ConfigError` if its file is missing or damaged."""
     content = read_sealed(run / RECIPE, RunRecipe, "name another run, or train it again", CheckpointError)
-    return Recipe.from_dict(content.recipe, str(run / RECIPE))
+    try:
+        return Recipe.from_dict(content.recipe, str(run / RECIPE))
+    except ConfigError as error:  # the recipe was valid when it was written
+        advice = "install or import the package that provides it, or upgrade StrataRec"
+        raise ConfigError(f"{error} (it was valid when it was written: {advice})") from error
 
 
 def write_result(run: Path, result: dict[str, Any]) -> None:
