@@ -55,7 +55,7 @@ BUDGETS = {
     "reporting": 1_827,
     "models": 2_600,
     "hot": 472,
-    "data": 7_730,
+    "data": 7_780,
     "embedding": 5_010,
     "batch": 319,
     "kernels": 8_480,

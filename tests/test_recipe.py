@@ -111,6 +111,35 @@ def test_a_name_in_place_of_a_section_is_explained(place: str, tmp_path: Path) -
         Recipe.from_dict(with_values(tiny(tmp_path), {place: "adam"}))
 
 
+@pytest.mark.parametrize("kind", ["criteo", "avazu"])
+def test_a_kind_of_source_that_became_a_recipe_names_the_recipe(kind: str, tmp_path: Path) -> None:
+    with refuses(ConfigError, f"data.source.kind '{kind}' csv `stratarec init --recipe {kind}`"):
+        Recipe.from_dict(with_values(tiny(tmp_path), {"data.source": {"kind": kind}}))
+    assert kind in (path.stem for path in SHIPPED)
+
+
+HISTORY = {"name": "h", "kind": "history", "of": "item"}
+
+
+@pytest.mark.parametrize("value", [7, 7.5, True, None, ["7d"]])
+@pytest.mark.parametrize(
+    ("place", "content"),
+    [
+        ("data.source.schema.sparse[1].within", lambda value: {**HISTORY, "within": value}),
+        ("data.source.memory", lambda value: value),
+        ("data.vocabulary.half_life", lambda value: value),
+    ],
+)
+def test_a_number_is_no_duration(place: str, content: Any, value: object, tmp_path: Path) -> None:
+    schema = {"time": "t", "user": "u", "sparse": [{"name": "item"}, content(value)]}
+    source = {"kind": "csv", "schema": schema} if "schema" in place else {"kind": "clicks"}
+    recipe = with_values(tiny(tmp_path), {"data.source": source})
+    wrong = recipe if "schema" in place else with_values(recipe, {place: value})
+    shown = "null" if value is None else str(value)
+    with refuses(ConfigError, f"{place} {shown} duration 90s 2d"):
+        Recipe.from_dict(wrong)
+
+
 def test_every_wrong_value_is_one_line_that_names_its_field_or_section() -> None:
     content = everything()
     refused = [

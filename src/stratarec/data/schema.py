@@ -30,7 +30,7 @@ import pydantic
 
 from stratarec.config.validate import check_finite
 from stratarec.data.column_names import check_column, check_name
-from stratarec.data.durations import TimeUnit, in_unit
+from stratarec.data.durations import Duration, TimeUnit, in_unit
 from stratarec.errors import ConfigError
 
 SparseKind = Literal["single", "multi", "history", "sequence"]
@@ -145,7 +145,7 @@ class SparseFeature:
     max_length: int = 50
     """Maximum number of values that are kept: the first of ``multi``, the last of ``history`` and ``sequence``. A
     parallel column has the maximum of its main sequence."""
-    within: Annotated[str, pydantic.Field(exclude_if=operator.not_)] = field(default="", repr=False)
+    within: Annotated[Duration, pydantic.Field(exclude_if=operator.not_)] = field(default="", repr=False)
     """For ``history``: age of the oldest event that a history may contain, such as ``30d``, measured at the time of the
     sample. Empty for events of any age."""
     separator: str = ""

@@ -33,7 +33,7 @@ import pydantic
 import xxhash
 from numpy.typing import NDArray
 
-from stratarec.data.durations import in_unit
+from stratarec.data.durations import Duration, in_unit
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
@@ -104,7 +104,7 @@ class Eviction:
     row.
     """
 
-    idle: str = ""
+    idle: Duration = ""
     """Evict values whose last row in the logs is older than this, such as ``3d``; histories and lists do not count."""
     keep: int = 0
     """Keep this many values, ranked by lookups weighted by `half_life`, and evict the others; 0 for no limit."""
@@ -126,7 +126,7 @@ class VocabularyConfig(VocabularyLimits):
     """Vocabulary name -> limits that replace the common limits."""
     evict: Mapping[str, Eviction] = field(default_factory=dict)
     """Vocabulary name -> eviction rule; other vocabularies evict no values."""
-    half_life: str = "7d"
+    half_life: Duration = "7d"
     """Age at which the weight of a lookup is one half, when values are ranked by recent lookups: for ``evict.*.keep``
     and by `stratarec rebase`."""
     base: str = ""

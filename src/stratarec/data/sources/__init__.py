@@ -55,7 +55,20 @@ SOURCES = Registry(
         "synthetic": LogKind(SyntheticConfig, lambda config, on_bad_row, split: SyntheticSource(config, on_bad_row)),
     },
 )
-SourceConfig: TypeAlias = Annotated[LogConfig, Sections(lambda: {kind: log.config for kind, log in SOURCES.items()})]
+
+
+def _public_log(kind: str) -> None:
+    """Raise `ConfigError` for a kind that earlier versions had for the files of one public log."""
+    if kind in ("avazu", "criteo") and kind not in SOURCES:
+        raise ConfigError(
+            f"data.source.kind is {kind!r}, which is now a recipe of the kind csv: `stratarec init --recipe {kind}` "
+            "writes it; copy its data.source"
+        )
+
+
+SourceConfig: TypeAlias = Annotated[
+    LogConfig, Sections(lambda: {kind: log.config for kind, log in SOURCES.items()}, _public_log)
+]
 """The section ``data.source`` of a recipe."""
 
 

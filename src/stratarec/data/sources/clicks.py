@@ -39,7 +39,7 @@ from stratarec.config.validate import check_ranges, check_seed
 from stratarec.data.click_memory import ITEM, PARTS, TIME, ClickMemory, read_click_memory
 from stratarec.data.column_names import FILE, column
 from stratarec.data.columns.converter import BadRows, Converter, OnBadRow
-from stratarec.data.durations import TimeUnit, in_unit
+from stratarec.data.durations import Duration, TimeUnit, in_unit
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, LogConfig
@@ -83,20 +83,20 @@ class ClicksConfig(LogConfig):
     """Categorical columns that describe the context of a click."""
     negatives: int = 4
     """K, the number of negatives for each click."""
-    negative_window: str = "1h"
+    negative_window: Duration = "1h"
     """Length of the time after a click. The click's negatives are items of other users' clicks in this time."""
     last_window: Literal["cut", "wait"] = field(default="cut", repr=False)
     """Use of the clicks in the log's last `negative_window`, whose possible negatives are partly unknown. ``cut`` draws
     from the known clicks. ``wait`` leaves these clicks to a data set with this one as its base, as `stratarec continue`
     does."""
-    popularity_window: str = "1h"
+    popularity_window: Duration = "1h"
     """Length of time over which `popularity` counts clicks; `recent_popularity` counts over a sixth of this time."""
-    memory: str = "1d"
+    memory: Duration = "1d"
     """Length of the time before a sample over which moves between items, clicks of the user and session, and
     `long_popularity` are counted."""
     history_length: int = 50
     """L, the number of the user's earlier clicks in the `history` feature; 0 for no history."""
-    history_within: str = field(default="", repr=False)
+    history_within: Duration = field(default="", repr=False)
     """Age of the oldest click that a history may contain, such as ``30d``; empty for clicks of any age."""
     dense: tuple[str, ...] | None = None
     """Counts of earlier clicks that are dense features of a sample; null for all of them."""
