@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,58 @@ def test_a_broken_model_is_found(kind: type[FMScore], message: str) -> None:
         check_score(kind, CONFIG)
 
 
+class NoRuns(FMScore):
+    """A model that takes no runs."""
+
+    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(dense, vectors)
+
+
+class Dropped(FMScore):
+    """A model with a random layer."""
+
+    def forward(self, dense: Tensor, vectors: Tensor, runs: Any = None) -> Tensor:
+        return super().forward(dense, torch.nn.functional.dropout(vectors), runs)
+
+
+class Logarithm(FMScore):
+    """A model whose logits may be NaN."""
+
+    def forward(self, dense: Tensor, vectors: Tensor, runs: Any = None) -> Tensor:
+        return super().forward(dense, vectors, runs).log()
+
+
+class ReadsBehind(FMScore):
+    """A model that uses the vectors of a shared feature behind those of the runs."""
+
+    def forward(self, dense: Tensor, vectors: Tensor, runs: Any = None) -> Tensor:
+        return super().forward(dense, vectors)
+
+
+class NoFeatures(FMScore):
+    """A model whose constructor lacks an argument."""
+
+    def __init__(self, config: Any, dense: int) -> None:
+        super().__init__(config, dense, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        (FMScore, {"dropout": 0.5}, "dropout=0.5, .* dropout=0.0"),
+        (FMScore, {"batch_norm": True}, "batch_norm=True, .* batch_norm=False"),
+        (NoRuns, {}, r"NoRuns.forward\(self, .* must take \(self, dense, vectors, runs=None\)"),
+        (NoFeatures, {}, r"NoFeatures.__init__.* must take \(self, config, dense, features\)"),
+        (Dropped, {}, "two calls"),
+        (Logarithm, {}, "a logit is not finite"),
+        (ReadsBehind, {}, "behind those of the runs"),
+    ],
+)
+def test_a_model_that_cannot_be_checked_says_why(kind: type[FMScore], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_score(kind, replace(CONFIG, **changes))
+
+
 @pytest.mark.parametrize("dense", [0, 2])
 def test_the_models_of_the_documentation_pass(dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "package"))
@@ -72,6 +125,11 @@ def test_the_models_of_the_documentation_pass(dense: int, monkeypatch: pytest.Mo
 def test_a_codec_with_a_larger_error_is_found() -> None:
     with pytest.raises(AssertionError, match="bf16"):
         check_codec(CodecConfig(kind="bf16"), error=lambda rows: np.abs(rows) * 2.0**-12, widths=[5])
+
+
+def test_the_name_of_a_codec_is_no_config() -> None:
+    with pytest.raises(AssertionError, match=r"CodecConfig\(kind='bf16'\)"):
+        check_codec("bf16")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("module", [codecs, models])

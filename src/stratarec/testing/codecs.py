@@ -47,6 +47,7 @@ def check_codec(
     >>> from stratarec.embedding.config import CodecConfig
     >>> check_codec(CodecConfig(kind="bf16"), error=lambda rows: abs(rows) * 2.0**-7 + 2.0**-133, widths=[5])
     """
+    assert isinstance(config, CodecConfig), f"config is {config!r}, expected CodecConfig(kind={config!r})"
     for width in widths:
         rows, keys = difficult_rows(width), keys_of(14)
         for codec in every_shape(config, width):

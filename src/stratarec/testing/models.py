@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ _FEATURES = 3
 def check_score(kind: type[Score], config: VectorsConfig, *, dense: int = 1, seed: int = 0) -> None:
     """Check the logits and gradients of a model on random numbers and the vectors of three features.
 
-    The logits must be ``[B]`` and finite, every weight must get a finite gradient, and no sample may change the logit
-    of another one. Vectors that the samples of a segment share must give the logits and gradients of one vector per
-    sample; the rows of a shared feature behind those of the segments are arbitrary.
+    The logits must be ``[B]``, finite and the same in every call, every weight must get a finite gradient, and no
+    sample may change the logit of another one. Vectors that the samples of a segment share must give the logits and
+    gradients of one vector per sample; the rows of a shared feature behind those of the segments are arbitrary.
 
     Parameters
     ----------
@@ -42,15 +43,22 @@ def check_score(kind: type[Score], config: VectorsConfig, *, dense: int = 1, see
     >>> from stratarec.models.zoo.first_order import FMScore
     >>> check_score(FMScore, FMConfig(embedding_dim=3))
     """
+    for name, off in (("dropout", 0.0), ("batch_norm", False)):
+        value = getattr(config, name)
+        advice = f"by which logits depend on chance or on other samples; check the model with {name}={off}"
+        assert value == off, f"the config has {name}={value}, {advice}"
+    _check_signature(kind, "__init__", "self, config, dense, features")
+    _check_signature(kind, "forward", "self, dense, vectors, segments=None")
     torch.manual_seed(seed)
     score = kind(config, dense, _FEATURES)
     for weight in score.parameters():
         torch.nn.init.normal_(weight, 0.3, 0.5)
-    check_shared_vectors(score, config.vector_width, dense)
     numbers, vectors = torch.randn(6, dense), torch.randn(6, _FEATURES, config.vector_width)
     logits = score(numbers, vectors.clone())
     assert logits.shape == (6,), f"logits of 6 samples have the shape {tuple(logits.shape)}, expected (6,)"
     assert logits.isfinite().all(), "a logit is not finite"
+    _assert_close(score(numbers, vectors.clone()), logits, "two calls give other logits, as with dropout in a layer")
+    check_shared_vectors(score, config.vector_width, dense)
     alone = torch.cat([score(numbers[i : i + 1], vectors[i : i + 1].clone()) for i in range(6)])
     _assert_close(alone, logits, "a sample changes the logit of another one")
     score.zero_grad()
@@ -58,6 +66,16 @@ def check_score(kind: type[Score], config: VectorsConfig, *, dense: int = 1, see
     for name, weight in score.named_parameters():
         assert weight.grad is not None, f"the weight {name} gets no gradient"
         assert weight.grad.isfinite().all(), f"the gradient of the weight {name} is not finite"
+
+
+def _check_signature(kind: type[Score], name: str, expected: str) -> None:
+    """Check that a method takes the positional arguments `expected`, of which those with a default may be left out."""
+    signature, names = inspect.signature(getattr(kind, name)), expected.split(", ")
+    try:
+        signature.bind(*names)
+        signature.bind(*(each for each in names if "=" not in each))
+    except TypeError:
+        raise AssertionError(f"{kind.__name__}.{name}{signature} must take ({expected})") from None
 
 
 def check_shared_vectors(score: Any, width: int, dense: int) -> None:
@@ -87,6 +105,8 @@ def check_shared_vectors(score: Any, width: int, dense: int) -> None:
         assert vectors.grad is not None, "vectors get no gradient"
         results.append((logits.detach(), vectors.grad))
     (one, gradient), (other, expected) = results
+    assert other.isfinite().all(), "a logit is not finite"
+    assert not one.isnan().any(), "forward reads the rows of a shared feature behind those of the segments"
     _assert_close(one, other, "shared vectors give other logits than one vector per sample")
     summed = torch.stack([part[:, ::2].sum(0) for part in torch.split(expected, samples)])
     for mine, theirs in ((gradient[:, 1], expected[:, 1]), (gradient[:3, ::2], summed)):
