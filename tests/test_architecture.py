@@ -59,7 +59,7 @@ BUDGETS = {
     "embedding": 5_010,
     "batch": 319,
     "kernels": 8_480,
-    "io": 952,
+    "io": 975,
     "config": 380,
     "progress": 48,
     "registry": 26,

@@ -17,9 +17,13 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import DATASET
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.prepare.workspace import WORK
-from stratarec.errors import StorageError, TrainingError
+from stratarec.embedding.codecs import RecordCodec
+from stratarec.embedding.config import CodecConfig
+from stratarec.embedding.stores.row_files import require_same
+from stratarec.errors import CheckpointError, DatasetError, StorageError, TrainingError
 from stratarec.io.atomic import temporary_name
 from stratarec.io.owned_directory import claim, directory_lock, move_aside, replaced_path
+from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
@@ -116,6 +120,42 @@ def test_user_files_in_an_owned_directory_prevent_its_replacement(
             "half wri"
         )  # a leftover of a process that was killed while writing
     assert main([command, "-q", "--overwrite", "r.yaml"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "commands"),
+    [
+        ("data", ["prepare r.yaml", "prepare r.yaml --overwrite", "train r.yaml train.run=b", "check data"]),
+        ("runs/a", ["train r.yaml --resume", "train r.yaml --overwrite", "train r.yaml train.run=runs/a/b"]),
+        ("runs/a", ["check runs/a"]),
+    ],
+)  # fmt: skip
+def test_a_directory_of_a_newer_version_is_refused_and_left_unchanged(
+    home: Path, place: str, commands: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    marker = home / place / "stratarec.json"
+    marker.write_text(marker.read_text().replace('"format": 1', '"format": 2'))
+    before = contents(home)
+    for command in commands:
+        assert main(command.split()) == 2, command
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert not missing(f"{place}/stratarec.json format 2 newer version expected 1 upgrade", error), command
+        assert "damaged" not in error
+        assert contents(home) == before, command
+
+
+@pytest.mark.parametrize("number", [2, 0, "1", None])
+def test_formats_of_parts_say_whether_they_are_newer(number: object) -> None:
+    codec = RecordCodec(CodecConfig(), width=4, row_state=False, full_state=0).identity
+    expected = {"format": 1, "layout": "rows"}
+    for read, error in (
+        (lambda: RecordCodec.from_identity({**codec, "format": number}), CheckpointError),
+        (lambda: require_same(Path("folder"), {**expected, "format": number}, expected), CheckpointError),
+        (lambda: Plan.from_dict({"format": number}), DatasetError),
+    ):
+        with refuses(error, "format expected" if error is DatasetError else "format") as caught:
+            read()
+        assert ("newer version" in str(caught.value)) == (number == 2)
 
 
 def trainer(home: Path, *overrides: str) -> Trainer:

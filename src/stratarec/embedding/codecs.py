@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.errors import CheckpointError, ConfigError
+from stratarec.io.sealed import newer_format
 from stratarec.kernels.codec import records as kernels
 from stratarec.kernels.codec.kinds import KINDS
 from stratarec.kernels.codec.layout import RecordLayout
@@ -226,7 +227,9 @@ class RecordCodec:
     def from_identity(cls, identity: Mapping[str, Any]) -> RecordCodec:
         """Return the codec of a checkpoint's `identity`; CheckpointError if this version does not support it."""
         if identity.get("format") != FORMAT:
-            raise CheckpointError(f"records of format {identity.get('format')!r}, this version reads format {FORMAT}")
+            number = identity.get("format")
+            fault = newer_format(number, FORMAT) or f"format {number!r}, this version reads format {FORMAT}"
+            raise CheckpointError(f"records of {fault}")
         try:
             config = CodecConfig(**{name: identity[name] for name in asdict(CodecConfig()) if name in identity})
             shape = {name: identity[name] for name in ("width", "row_state", "full_state")}

@@ -36,6 +36,7 @@ from stratarec.io.atomic import (
     sync_tree,
     write_json,
 )
+from stratarec.io.sealed import newer_format
 
 MARKER = "stratarec.json"
 FORMAT = 1
@@ -77,11 +78,16 @@ def named_directory(text: str | Path) -> Path:
 
 
 def kind_of(path: Path) -> str:
-    """Return the kind that the marker in `path` names; empty if there is no valid marker."""
+    """Return the kind that the marker in `path` names; empty if there is no valid marker.
+
+    Raises `StorageError` if a newer version wrote the marker.
+    """
     try:
         marker = read_json(path / MARKER)
     except DatasetError:  # absent or damaged
         return ""
+    if isinstance(marker, dict) and (fault := newer_format(marker.get("format"), FORMAT)):
+        raise StorageError(f"{path / MARKER}: {fault}")
     kind = marker.get("kind") if isinstance(marker, dict) and marker.get("format") == FORMAT else ""
     return kind if isinstance(kind, str) else ""
 
@@ -160,7 +166,9 @@ def write_marker(path: Path, kind: DirectoryKind) -> None:
 
 def check_marker(path: Path, kind: DirectoryKind) -> None:
     """Raise `DatasetError` unless the marker in `path` is exactly what `write_marker` writes for this `kind`."""
-    if read_json(path / MARKER) != _marker(kind):
+    content = read_json(path / MARKER)
+    kind_of(path)  # refuses the marker of a newer version
+    if content != _marker(kind):
         raise DatasetError(f"{path / MARKER} was changed after it was written; expected {json.dumps(_marker(kind))}")
 
 

@@ -95,14 +95,19 @@ def _unsealed(
     """Check format and seal of JSON data, and return the data without the seal."""
     number = content.get("format")
     if number != version or isinstance(number, bool):
-        text = f"{origin}: format {_short(number)}"
-        if isinstance(number, int) and not isinstance(number, bool) and number > version:
-            # `advice` may be to write the file again, which would lose what the newer version wrote.
-            raise error(f"{text}, which a newer version of StrataRec writes, expected {version}; upgrade StrataRec")
-        raise error(f"{text}, expected {version}; {advice}")
+        # `advice` may be to write the file again, which would lose what the newer version wrote.
+        fault = newer_format(number, version) or f"format {_short(number)}, expected {version}; {advice}"
+        raise error(f"{origin}: {fault}")
     if content.pop(_SEAL, None) != content_hash(content):
         raise error(f"{origin} was changed after it was written: its hash does not match; {advice}")
     return content
+
+
+def newer_format(number: object, version: int) -> str:
+    """Return what to say of a file of format `number` if it is newer than the known `version`; else an empty text."""
+    if not isinstance(number, int) or isinstance(number, bool) or number <= version:
+        return ""
+    return f"format {_short(number)}, which a newer version of StrataRec writes, expected {version}; upgrade StrataRec"
 
 
 def validate(

@@ -20,7 +20,7 @@ from stratarec.embedding.config import CachePolicy, CodecConfig
 from stratarec.embedding.tiers import MEMORY_NAMES, TableTier, TierConfig
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.names import as_html
-from stratarec.io.sealed import Count, describe_error, read_unvalidated, write_sealed
+from stratarec.io.sealed import Count, describe_error, newer_format, read_unvalidated, write_sealed
 from stratarec.planning.bytes import (
     LEVEL0,
     MEMORIES,
@@ -244,7 +244,9 @@ class Plan:
     def from_dict(cls, content: Mapping[str, Any], origin: str = "plan") -> Plan:
         """Create a plan from data that `to_dict` returned; `DatasetError`, which names `origin`, if it is invalid."""
         if content.get("format") != FORMAT:
-            raise DatasetError(f"{origin}: format {content.get('format')!r}, expected {FORMAT}; plan again")
+            number = content.get("format")
+            fault = newer_format(number, FORMAT) or f"format {number!r}, expected {FORMAT}; plan again"
+            raise DatasetError(f"{origin}: {fault}")
         bare = {key: value for key, value in content.items() if key != "predicted"}
         try:
             plan: Plan = pydantic.TypeAdapter(cls).validate_json(json.dumps(bare))

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import file_hash, storage_error, sync, write_atomic
-from stratarec.io.sealed import Hash, Model, read_sealed, regular_file_below, write_sealed
+from stratarec.io.sealed import Hash, Model, newer_format, read_sealed, regular_file_below, write_sealed
 
 RowSelection = Callable[[], Iterator[NDArray[np.int64]]]
 """Returns the rows of a file, ascending, in chunks; it is called more than once."""
@@ -343,6 +343,8 @@ def require_same(directory: Path, manifest: dict[str, Any], expected: dict[str, 
             raise CheckpointError(f"the manifest of the records in {directory} is damaged: {name} is missing")
     for field, value in expected.items():
         if manifest.get(field) != value:
+            if field == "format" and (fault := newer_format(manifest.get(field), value)):
+                raise CheckpointError(f"the records in {directory} have {fault}")
             raise CheckpointError(
                 f"the records in {directory} have {field} {json.dumps(manifest.get(field))}, expected "
                 f"{json.dumps(value)}; use a checkpoint of the same tables and codec"
