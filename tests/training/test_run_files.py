@@ -14,11 +14,14 @@ import polars as pl
 import pytest
 import yaml
 
+from errors import missing
 from recipes import last, tiny
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.io.sealed import write_sealed
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
+from stratarec.training.run.run_directory import MIRROR
 from stratarec.training.trainer import Trainer
 
 
@@ -102,3 +105,25 @@ def test_every_json_file_of_a_run_is_strict(days: tuple[Path, str]) -> None:
     assert strict(root / "run" / "result.json")["test"]["grouped_auc"] is None
     position = strict(last(root / "run") / "state.json")["training"]
     assert position["evaluations"][0]["auc"] is None
+
+
+def test_check_knows_all_files_that_commands_write_into_a_run(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(home, tmp_path / "run", max_steps=3, epochs=1, report=True)
+    place = str(tmp_path / "run")
+    write_sealed(tmp_path / "run" / MIRROR, {"format": 1, "run": "0" * 32})
+    for command in (["explain", place, "--samples", "50"], ["predict", place], ["export", place], ["evaluate", place]):
+        assert main([*command, "-q"]) == 0
+    capsys.readouterr()
+    assert main(["check", place]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "outputs, which have no hash: explanation.html, predictions-test.parquet" in lines
+    assert not [line for line in lines if line.startswith("unknown files")]
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    (tmp_path / "run" / "predictions-link.parquet").symlink_to("notes.txt")
+    assert main(["check", place]) == 0
+    assert "unknown files, not read: notes.txt, predictions-link.parquet" in capsys.readouterr().out
+    (tmp_path / "run" / MIRROR).write_text("{}")
+    assert main(["check", place]) == 2
+    assert not missing(MIRROR, capsys.readouterr().err)

@@ -26,9 +26,12 @@ from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
 from stratarec.training.checkpoint import NETWORK, OPTIMIZER, STATE
 from stratarec.training.run import periods
+from stratarec.training.run.mirror import local_identity
 from stratarec.training.run.periods import DATA, PERIOD
 from stratarec.training.run.run_directory import (
     FILES,
+    MIRROR,
+    OUTPUTS,
     PLAN,
     RECIPE,
     REFIT,
@@ -106,7 +109,8 @@ def _check_run(path: Path, read: set[Path]) -> Iterator[str]:
     recipe = read_recipe(path)
     check_marker(path, RUN)
     hashed = check_hashes(path)
-    read |= {path / name for name in (MARKER, RECIPE, PLAN, RESULT)}.union(hashed)
+    local_identity(path)
+    read |= {path / name for name in (MARKER, RECIPE, PLAN, RESULT, MIRROR)}.union(hashed)
     yield f"recipe: {recipe.name}"
     if hashed:
         yield f"report and curves: {len(hashed) - 1} files have the hashes in {FILES}"
@@ -138,6 +142,10 @@ def _check_run(path: Path, read: set[Path]) -> Iterator[str]:
     if (path / "export.delta" / DELTA).exists():
         yield from _check_delta(path / "export.delta", read)
     yield from _check_periods(path, read)
+    outputs = [file for pattern in OUTPUTS for file in sorted(path.glob(pattern)) if not file.is_symlink()]
+    if outputs:
+        read.update(outputs)
+        yield f"outputs, which have no hash: {', '.join(file.name for file in outputs)}"
 
 
 def _check_plan(path: Path) -> bool:

@@ -70,6 +70,12 @@ class MirrorIdentity(Model):
     """Random identity of the run, which its versions in a mirror have too."""
 
 
+def local_identity(run: Path) -> str:
+    """Return the identity of a run that has a mirror, as its directory records it; empty if it has none yet."""
+    path = run / MIRROR
+    return read_sealed(path, MirrorIdentity, "remove it", CheckpointError).run if path.exists() else ""
+
+
 class Version(Model):
     """Content of an object ``versions/*.json`` without its seal."""
 
@@ -169,18 +175,13 @@ class RunMirror:
                 "--overwrite to replace it, or name another train.mirror"
             )
         local = checkpoint.list_checkpoints(self._run / "checkpoints")
-        if local and self._local_identity() != newest.run:
+        if local and local_identity(self._run) != newest.run:
             raise CheckpointError(
                 f"train.mirror: {self._store} holds another run than {self._run}: name another train.mirror, or "
                 "another train.run to resume the run of the mirror there"
             )
         if not local or checkpoint.read_state(local[-1])["step"] < newest.step:
             self._fetch(newest)
-
-    def _local_identity(self) -> str:
-        """Return the identity of the run in its directory; empty if it has none yet."""
-        path = self._run / MIRROR
-        return read_sealed(path, MirrorIdentity, "remove it", CheckpointError).run if path.exists() else ""
 
     def _fetch(self, version: Version) -> None:
         """Copy the files that the run's directory lacks. An interrupted copy continues at the next start."""
@@ -234,7 +235,7 @@ class RunMirror:
             At the start, if the mirror cannot be written. At the end of a run that was not stopped, if the mirror is
             not complete after several minutes of attempts.
         """
-        self._identity = self._local_identity() or secrets.token_hex(16)
+        self._identity = local_identity(self._run) or secrets.token_hex(16)
         if not (self._run / MIRROR).exists():
             write_sealed(self._run / MIRROR, {"format": FORMAT, "run": self._identity})
         self._session = secrets.token_hex(16)

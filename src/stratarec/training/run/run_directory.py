@@ -55,13 +55,14 @@ TRACE = "trace.json"
 FILES = "files.json"
 MIRROR = "mirror.json"
 REFIT = "refit"
+OUTPUTS = ("explanation.html", "predictions-*.parquet")
+"""Names or patterns of the files that `explain` and `predict` write into a run. They have no hash."""
 RUN = DirectoryKind(
     name="run",
     field="train.run",
     content=(
         RECIPE, PLAN, "checkpoints", REFIT, "tensorboard", RESULT, REPORT, TRACE, FILES, MIRROR,
-        "predictions-*.parquet",
-        "explanation.html", "export", "export.delta", "periods",
+        *OUTPUTS, "export", "export.delta", "periods",
     ),
 )  # fmt: skip
 
