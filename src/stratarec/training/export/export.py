@@ -3,8 +3,9 @@
 An export is data: configuration, weights, encoded tables and vocabularies, and on request the network as ONNX.
 
 Records of tables are copied without their optimizer state. Rows that were in level 0 at the end of training are also
-exported as float32, so that scores equal the scores of `predict`; these are the popular rows. Rows that were never
-trained have no record: their initial values are encoded, rounded to nearest.
+exported as float32, so that scores equal the scores of `predict`; these are the popular rows. Rows without a current
+record are encoded, rounded to nearest: the initial values of rows that were never trained, and rows that missed steps
+of the optimizer (``train.embedding.rows: all``). Scores of these rows differ a little from those of `predict`.
 """
 
 from __future__ import annotations
