@@ -60,8 +60,8 @@ def test_a_broken_model_is_found(kind: type[FMScore], message: str) -> None:
         check_score(kind, CONFIG)
 
 
-class NoRuns(FMScore):
-    """A model that takes no runs."""
+class NoSegments(FMScore):
+    """A model that takes no segments."""
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(dense, vectors)
@@ -70,21 +70,21 @@ class NoRuns(FMScore):
 class Dropped(FMScore):
     """A model with a random layer."""
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Any = None) -> Tensor:
-        return super().forward(dense, torch.nn.functional.dropout(vectors), runs)
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Any = None) -> Tensor:
+        return super().forward(dense, torch.nn.functional.dropout(vectors), segments)
 
 
 class Logarithm(FMScore):
     """A model whose logits may be NaN."""
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Any = None) -> Tensor:
-        return super().forward(dense, vectors, runs).log()
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Any = None) -> Tensor:
+        return super().forward(dense, vectors, segments).log()
 
 
 class ReadsBehind(FMScore):
-    """A model that uses the vectors of a shared feature behind those of the runs."""
+    """A model that uses the vectors of a shared feature behind those of the segments."""
 
-    def forward(self, dense: Tensor, vectors: Tensor, runs: Any = None) -> Tensor:
+    def forward(self, dense: Tensor, vectors: Tensor, segments: Any = None) -> Tensor:
         return super().forward(dense, vectors)
 
 
@@ -100,11 +100,11 @@ class NoFeatures(FMScore):
     [
         (FMScore, {"dropout": 0.5}, "dropout=0.5, .* dropout=0.0"),
         (FMScore, {"batch_norm": True}, "batch_norm=True, .* batch_norm=False"),
-        (NoRuns, {}, r"NoRuns.forward\(self, .* must take \(self, dense, vectors, runs=None\)"),
+        (NoSegments, {}, r"NoSegments.forward\(self, .* must take \(self, dense, vectors, segments=None\)"),
         (NoFeatures, {}, r"NoFeatures.__init__.* must take \(self, config, dense, features\)"),
         (Dropped, {}, "two calls"),
         (Logarithm, {}, "a logit is not finite"),
-        (ReadsBehind, {}, "behind those of the runs"),
+        (ReadsBehind, {}, "behind those of the segments"),
     ],
 )
 def test_a_model_that_cannot_be_checked_says_why(kind: type[FMScore], changes: dict[str, Any], message: str) -> None:
