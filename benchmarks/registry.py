@@ -36,6 +36,7 @@ BENCHMARKS = {
     "hot_published": "benchmarks.hot_published",
     "hot_quality": "benchmarks.hot_quality",
     "hot_single": "benchmarks.hot_single",
+    "large_logs": "benchmarks.large_logs",
     "neighbours": "benchmarks.neighbours",
     "plans": "benchmarks.plans",
     "precision": "benchmarks.precision",

@@ -66,9 +66,10 @@ LOGS = {
 """Log -> its label column."""
 BY_TIME = {
     "trivago": "timestamp", "movielens": "timestamp", "mplsstops": "date", "seattlepets": "license_issue_date",
-    "flights": "time_hour", "police": "response_datetime",
+    "flights": "time_hour", "police": "response_datetime", "flights_all": "time_hour", "trivago_all": "timestamp",
+    "globo_1m": "click_timestamp",
 }  # fmt: skip
-"""Log -> column by which rows are ordered, so that the last fifth is held out."""
+"""Log, also of `large_logs` -> column by which rows are ordered, so that the last fifth is held out."""
 QUICK = ("hmda", "verbagg")
 SEEDS = 3
 FEWER = {"flights": 1}
@@ -125,7 +126,7 @@ def run(quick: bool, seeds: int | None = None) -> dict[str, Any]:
     return {
         "config": {
             "logs": list(names), "seeds": count, "fewer_seeds": FEWER, "threads": 1, "targets": TARGETS,
-            "held_out": HELD_OUT, "by_time": sorted(BY_TIME),
+            "held_out": HELD_OUT, "by_time": sorted(BY_TIME.keys() & names),
         },
         "metrics": _metrics(rows, names) | {"gate_errors_most": max(row["errors"] for row in gate)},
         "samples": {"rows": rows, "random_labels": gate},
@@ -159,7 +160,7 @@ def _metrics(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, fl
     return metrics | {f"log_loss_gap_{name}": gap for name, gap in by_loss.items()}
 
 
-def _parts(path: Path, seed: int, work: Path, *, shuffled: str = "") -> Parts:
+def write_parts(path: Path, seed: int, work: Path, *, shuffled: str = "") -> Parts:
     """Write a log as two files; `shuffled` is a column whose values get a random order."""
     frame = pl.read_csv(path, infer_schema_length=None)
     if shuffled:
@@ -179,7 +180,7 @@ def _gate(path: Path, label: str) -> dict[str, Any]:
 
     def test() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as work:
-            tested = _ours(_parts(path, 0, Path(work), shuffled=label), label, 0)[0]
+            tested = _ours(write_parts(path, 0, Path(work), shuffled=label), label, 0)[0]
         return {key: tested[key] for key in ("auc", "samples", "positives")}
 
     result = kept(_folder() / f"{path.stem}-random.json", _about(path), test)
@@ -200,7 +201,7 @@ def _about(path: Path) -> dict[str, Any]:
     return {"log": path.name, "bytes": path.stat().st_size, "held_out": HELD_OUT}
 
 
-def _processor_seconds() -> float:
+def processor_seconds() -> float:
     """Processor seconds of this process and of the processes that it started."""
     return sum(os.times()[:4])
 
@@ -210,12 +211,12 @@ def _of_one(path: Path, label: str, seed: int) -> dict[str, float]:
 
     def ours() -> dict[str, float]:
         with tempfile.TemporaryDirectory() as work:
-            result, seconds = _ours(_parts(path, seed, Path(work)), label, seed)
+            result, seconds = _ours(write_parts(path, seed, Path(work)), label, seed)
         return {"auc_stratarec": result["auc"], "log_loss_stratarec": result["log_loss"], "seconds_stratarec": seconds}
 
     def theirs() -> dict[str, float]:
         with tempfile.TemporaryDirectory() as work:
-            table = _table(_parts(path, seed, Path(work)), label, seed)
+            table = read_table(write_parts(path, seed, Path(work)), label, seed)
         return {key: value for name in RIVALS for key, value in _of_rival(name, table, seed).items()}
 
     scores = {
@@ -228,9 +229,9 @@ def _of_one(path: Path, label: str, seed: int) -> dict[str, float]:
 
 
 def _of_rival(name: str, table: Table, seed: int) -> dict[str, float]:
-    start = _processor_seconds()
+    start = processor_seconds()
     scores = RIVALS[name](table, seed)
-    seconds = _processor_seconds() - start
+    seconds = processor_seconds() - start
     tested = evaluate_logits(table.label[table.split["test"]].astype(np.float32), scores).values
     return {f"auc_{name}": tested["auc"], f"log_loss_{name}": tested["log_loss"], f"seconds_{name}": seconds}
 
@@ -245,17 +246,17 @@ def _drafted(parts: Parts, label: str, seed: int) -> dict[str, Any]:
 
 def _ours(parts: Parts, label: str, seed: int) -> tuple[dict[str, Any], float]:
     """Run `init`, `prepare` and `train`; return metrics of the held-out rows, and processor seconds before these."""
-    start = _processor_seconds()
+    start = processor_seconds()
     content = _drafted(parts, label, seed)
     Trainer(Recipe.from_dict(content), prepare(Recipe.from_dict(content).data), named=leaves(content)).train()
-    seconds = _processor_seconds() - start
+    seconds = processor_seconds() - start
     with open_run(Path(content["train"]["run"])) as trained:
         metrics = evaluate_logs(RawLogs(trained, [str(parts.held_out)], labelled=True), SilentProgress())
     overall = metrics.overall[label]
     return {**overall.values, "samples": overall.samples, "positives": overall.positives}, seconds
 
 
-def _table(parts: Parts, label: str, seed: int) -> Table:
+def read_table(parts: Parts, label: str, seed: int) -> Table:
     """Return the columns that the drafted recipe selects, for the rows of both files."""
     schema = Recipe.from_dict(_drafted(parts, label, seed)).data.source.schema
     seen = pl.read_csv(parts.seen, infer_schema_length=None)
@@ -292,11 +293,11 @@ def _table(parts: Parts, label: str, seed: int) -> Table:
 def _codes(column: pl.Series, train: Mask) -> NDArray[np.int64]:
     text = column.cast(pl.String).fill_null("")
     known = text.filter(pl.Series(train)).unique().sort()
-    code_of = {value: code for code, value in enumerate(known, start=1)}
-    return np.array([code_of.get(value, 0) for value in text], dtype=np.int64)
+    codes: NDArray[np.int64] = text.replace_strict(known, np.arange(1, len(known) + 1), default=0).to_numpy()
+    return codes
 
 
-def _logits(probability: Floats) -> NDArray[np.float32]:
+def logits(probability: Floats) -> NDArray[np.float32]:
     bounded = np.clip(probability, 1e-7, 1 - 1e-7)
     return np.log(bounded / (1 - bounded)).astype(np.float32)
 
@@ -342,7 +343,18 @@ def _encoded(table: Table, seed: int) -> NDArray[np.float32]:
     )
 
 
-def _catboost(table: Table, seed: int) -> NDArray[np.float32]:
+class _Deadline:
+    """Callback of CatBoost that ends training after a number of processor seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = processor_seconds() + seconds
+
+    def after_iteration(self, info: object) -> bool:
+        """Return whether training continues."""
+        return processor_seconds() < self._end
+
+
+def fit_catboost(table: Table, seed: int, rounds: int = ROUNDS, most_seconds: float = math.inf) -> NDArray[np.float32]:
     catboost, pandas = import_peer("catboost"), import_peer("pandas")
     frame = pandas.DataFrame({f"n{place}": column for place, column in enumerate(table.numbers.T)})
     names = [f"c{place}" for place in range(table.codes.shape[1])]
@@ -350,11 +362,14 @@ def _catboost(table: Table, seed: int) -> NDArray[np.float32]:
         frame[name] = column
     train, valid, test = (table.split[name] for name in SPLITS)
     model = catboost.CatBoostClassifier(
-        iterations=ROUNDS, od_type="Iter", od_wait=PATIENCE, thread_count=1, random_seed=seed, verbose=False,
+        iterations=rounds, od_type="Iter", od_wait=PATIENCE, thread_count=1, random_seed=seed, verbose=False,
         cat_features=names, allow_writing_files=False,
     )  # fmt: skip
-    model.fit(frame[train], table.label[train], eval_set=(frame[valid], table.label[valid]))
-    return _logits(model.predict_proba(frame[test])[:, 1])
+    model.fit(
+        frame[train], table.label[train], eval_set=(frame[valid], table.label[valid]),
+        callbacks=[_Deadline(most_seconds)],
+    )  # fmt: skip
+    return logits(model.predict_proba(frame[test])[:, 1])
 
 
 def _regression(table: Table, seed: int) -> NDArray[np.float32]:
@@ -380,6 +395,6 @@ def _regression(table: Table, seed: int) -> NDArray[np.float32]:
 
 
 RIVALS: dict[str, Callable[[Table, int], NDArray[np.float32]]] = {
-    "lightgbm": _native, "lightgbm_encoded": _encoded, "catboost": _catboost, "regression": _regression,
+    "lightgbm": _native, "lightgbm_encoded": _encoded, "catboost": fit_catboost, "regression": _regression,
 }  # fmt: skip
 METHODS = ("stratarec", *RIVALS)
