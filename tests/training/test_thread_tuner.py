@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ import torch
 import yaml
 
 from errors import missing
-from recipes import assert_same_model, last, tiny, train
+from recipes import assert_same_model, last, prepared, tiny, train
 from stratarec.cli import main
 from stratarec.recipe import Recipe
+from stratarec.training.forecast import network_seconds
 from stratarec.training.run.run_directory import read_result
 from stratarec.training.steps import thread_tuner
 from stratarec.training.steps.thread_tuner import CoreTime, ThreadTuner
@@ -154,3 +156,20 @@ def test_a_run_resumed_with_other_threads_reports_it(
     # A run that is resumed again keeps the statement.
     assert main(["train", str(recipe), "train.max_steps=9", "train.threads=1", "--resume", "-q"]) == 0
     assert "may differ in its last bits from step 4" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_plan_times_the_network_with_threads_that_wait_as_in_training(tmp_path: Path, is_shared: bool) -> None:
+    recipe = Recipe.from_dict(tiny(tmp_path))
+    dataset, used, now = prepared(recipe.data), list[bool](), 0.0
+
+    def core_time() -> CoreTime:
+        """Return times of threads that wait for a core most of the time, or never; half a second each call."""
+        nonlocal now
+        now += 0.5
+        return CoreTime(now * (1 - 0.7 * is_shared), now * 0.7 * is_shared)
+
+    with ThreadTuner(0, 1, lambda is_asleep, threads: used.append(is_asleep), lambda: now + 0.5, core_time) as tuner:
+        batches = cycle([object()])
+        assert network_seconds(recipe, dataset, 128, batches=batches, tuner=tuner) > 0
+    assert used == [BUSY, *[ASLEEP] * is_shared, BUSY]

@@ -67,7 +67,7 @@ from stratarec.training.build import new_model, sharding_plan, table_loads
 from stratarec.training.distributed import GradientReducer, RankPipeline
 from stratarec.training.gpu_memory import rows_memory
 from stratarec.training.steps.step import loader_config
-from stratarec.training.steps.thread_tuner import share_of
+from stratarec.training.steps.thread_tuner import ThreadTuner, share_of
 from stratarec.training.torch_setup import build_optimizer, measured_rates, torch_settings
 
 RATIOS = (2.0, 4.0, 8.0, 16.0)
@@ -136,10 +136,14 @@ def measure_machine(recipe: Recipe, dataset: Dataset, cluster: Cluster | None = 
     return Machine(tiers=measure_tiers(recipe.memory), network=network, cluster=cluster or Cluster())
 
 
-def network_seconds(recipe: Recipe, dataset: Dataset, batch: int, *, batches: Iterator[object] | None = None) -> float:
+def network_seconds(
+    recipe: Recipe, dataset: Dataset, batch: int, *, batches: Iterator[object] | None = None,
+    tuner: ThreadTuner | None = None,
+) -> float:  # fmt: skip
     """Return the seconds of a step of the network, forward and backward, without the embedding layer.
 
-    With `batches`, each step also waits for the next of these batches, and updates the weights.
+    With `batches`, each step also waits for the next of these batches, and updates the weights. With `tuner`, threads
+    wait as in training.
     """
     model = replace(recipe.model, towers=None)
     with torch.random.fork_rng(devices=[]):
@@ -159,6 +163,8 @@ def network_seconds(recipe: Recipe, dataset: Dataset, batch: int, *, batches: It
         if update is not None:
             update.step()
             update.zero_grad(set_to_none=True)
+        if tuner is not None:
+            tuner.after_step(0)
 
     return cold_seconds(step, _ROUNDS, _SECONDS if batches is not None else 0.0)
 
@@ -170,8 +176,10 @@ def forecast_step(recipe: Recipe, dataset: Dataset, plan: Plan) -> StepTime:
     """
     loader, threads = Loader(dataset, "train", loader_config(recipe.train)), recipe.train.threads
     samples = min(recipe.train.batch_size, loader.samples)
-    with torch_settings(threads=threads), closing(_endless(loader)) as batches:
-        network = NetworkRates(fixed_seconds=network_seconds(recipe, dataset, samples, batches=batches))
+    # Next to busy processes, threads that spin while they wait took 680 ms for a step of 8 ms.
+    with torch_settings(threads=threads), ThreadTuner(threads, 1) as tuner, closing(_endless(loader)) as batches:
+        seconds = network_seconds(recipe, dataset, samples, batches=batches, tuner=tuner)
+        network = NetworkRates(fixed_seconds=seconds)
         used = torch.get_num_threads()
     machine = Machine(
         tiers=measure_tiers(recipe.memory), network=network, busy_share=used / max(cores(), used)
