@@ -123,7 +123,8 @@ def test_a_step_sends_one_buffer_and_waits_for_nothing(names: tuple[str, ...], s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS_OF_STREAMS)
+# Six steps show places that are reused too early only if threads are slow; the next test has enough steps.
+@pytest.mark.parametrize("fault", sorted({*FAULTS_OF_STREAMS} - {"places are reused too early"}))
 def test_a_missing_wait_is_detected_in_a_step(fault: str) -> None:
     assert run_job(f"step(('adam', 'caches over int8'), {SCHEDULES!r}, {fault!r})", "lazy_rows")
 

@@ -177,7 +177,8 @@ def main() -> None:
         os.dup2(2, 1)  # LightGBM prints warnings to standard output
         try:
             with hidden_packages():
-                result = fit(np.load(sys.stdin.buffer))
+                # All arrays are read here: the archive reads when it is indexed, which is not safe from two threads.
+                result = fit(dict(np.load(sys.stdin.buffer)))
         except (ImportError, OSError) as error:  # OSError: the shared library for threads is missing
             result = {"reason": np.array(f"lightgbm does not load ({' '.join(str(error).split())[:200]})")}
         np.savez(output, **result)  # type: ignore[arg-type]
