@@ -181,6 +181,16 @@ def test_a_log_of_numbers_needs_no_tables(kind: str) -> None:
     assert roc_auc_score(y, model.predict_proba(x)[:, 1]) > 0.75
 
 
+@pytest.mark.parametrize("words", [("0", "1"), ("no", "yes")])
+def test_labels_may_be_words_in_frames_and_files(words: tuple[str, str], frame: pl.DataFrame, tmp_path: Path) -> None:
+    log = frame.with_columns(pl.Series("click", [words[label] for label in frame["click"]]))
+    log.write_csv(tmp_path / "log.csv")
+    model = ClickModel(**SMALL).fit(log, label="click")
+    assert model.evaluate(log) == model.evaluate(tmp_path / "log.csv")
+    of_file = ClickModel(**SMALL).fit(tmp_path / "log.csv", label="click")
+    assert of_file.evaluate(log)["auc"] == of_file.evaluate(tmp_path / "log.csv")["auc"] > 0.6
+
+
 @pytest.mark.slow
 def test_it_works_with_the_tools_of_scikit_learn(frame: pl.DataFrame) -> None:
     columns = ["item", "price"]

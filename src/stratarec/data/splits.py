@@ -45,7 +45,7 @@ class SplitConfig:
     """
     column: Annotated[str, pydantic.Field(exclude_if=operator.not_)] = field(default="", repr=False)
     """For ``column``: name of the column with the split of each row, which is not a feature. Rows whose value matches
-    neither `valid` nor `test` are for training."""
+    neither `valid` nor `test` are for training; a row without a value is an error."""
     of: Literal["", "rows"] = ""
     """``rows``: where rows are drawn, they are drawn one by one, so that users of the test split were seen in training.
     By default all rows of a user, or else of a session, are in the same split."""
@@ -108,7 +108,8 @@ class Splitter:
     Raises
     ------
     ConfigError
-        If the split is by time and the schema has no time, or file patterns match no file or all files.
+        If the split is by time and the schema has no time, if file patterns match no file or all files, or if the
+        schema uses the column of the splits.
     """
 
     def __init__(self, config: SplitConfig, schema: Schema, files: tuple[str, ...]) -> None:
@@ -155,12 +156,12 @@ class Splitter:
             last_train = last_valid - self._duration("valid")
             return ((times > last_train).astype(np.int8) + (times > last_valid)).astype(np.int8)
         key = ROW if config.of == "rows" else schema.user or schema.session or ROW
-        place = self._place(frame[key], config.seed)
         if config.by == "column":
             split = self._of_values(frame)
             if isinstance(config.valid, float | int):
-                split[(split == 0) & (place < config.valid)] = 1
+                split[(split == 0) & (self._place(frame[key], config.seed) < config.valid)] = 1
             return split
+        place = self._place(frame[key], config.seed)
         test, valid = float(config.test), float(config.valid)  # type: ignore[arg-type]
         return np.where(place < test, 2, np.where(place < test + valid, 1, 0)).astype(np.int8)
 

@@ -25,8 +25,7 @@ from stratarec.cli.init.numbers import typed
 from stratarec.data.columns.converter import BadRows, Converter
 from stratarec.data.columns.frames import FRAME
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.schema import Schema
-from stratarec.data.sources import SourceConfig
+from stratarec.data.schema import LabelRule, Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.user_history import Events, read_events
 from stratarec.errors import ConfigError, DataError, DatasetError, ExportError, StorageError
@@ -297,23 +296,22 @@ class ClickModel:
         array([[0.75, 0.25],
                [0.74, 0.26]])
         """
-        return self._probabilities(frame, None)
+        return self._probabilities(self._read(frame), None)
 
-    @property
-    def _source(self) -> SourceConfig:
-        return Recipe.from_dict(self.recipe_).data.source
-
-    def _probabilities(self, frame: Any, truth: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-        """Score rows. `truth` flags positive rows, which are then part of the histories of later rows."""
+    def _read(self, frame: Any) -> dict[str, pl.Series]:
+        """Return the columns of a frame or of files."""
         self._check_fitted()
-        columns = read_rows(frame, self._source)
+        columns = read_rows(frame, lambda: Recipe.from_dict(self.recipe_).data.source)
         if len(columns) != self.n_features_in_ and is_array(frame):
             raise DataError(
                 f"X has {len(columns)} features, but ClickModel is expecting {self.n_features_in_} features as input"
             )
-        if self._histories is not None:
-            columns |= self._histories.columns(columns, truth)
-        positive = self._scorer.score(columns).astype(np.float64)
+        return columns
+
+    def _probabilities(self, columns: Mapping[str, pl.Series], truth: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+        """Score rows. `truth` flags positive rows, which are then part of the histories of later rows."""
+        histories = {} if self._histories is None else self._histories.columns(columns, truth)
+        positive = self._scorer.score({**columns, **histories}).astype(np.float64)
         return np.stack([1 - positive, positive], axis=1)
 
     def predict(self, frame: Any) -> NDArray[Any]:
@@ -338,8 +336,9 @@ class ClickModel:
         >>> round(model.score(tomorrow), 1)
         0.8
         """
-        truth = self._truth(frame, y)
-        likely = self._probabilities(frame, truth)[:, 1] >= 0.5
+        columns = self._read(frame)
+        truth = self._truth(columns, y)
+        likely = self._probabilities(columns, truth)[:, 1] >= 0.5
         weight = None if sample_weight is None else read_weights(sample_weight)
         return float(np.average(truth == likely, weights=weight))
 
@@ -354,25 +353,29 @@ class ClickModel:
         >>> metrics["samples"], metrics["auc"] > 0.5
         (390, True)
         """
-        truth, weight = self._truth(frame, y), None if sample_weight is None else read_weights(sample_weight)
-        positive = np.clip(self._probabilities(frame, truth)[:, 1], 1e-12, 1 - 1e-12)
+        columns, weight = self._read(frame), None if sample_weight is None else read_weights(sample_weight)
+        truth = self._truth(columns, y)
+        positive = np.clip(self._probabilities(columns, truth)[:, 1], 1e-12, 1 - 1e-12)
         return evaluate_logits(truth.astype(np.float64), np.log(positive / (1 - positive)), weight=weight).to_dict()
 
-    def _truth(self, frame: Any, y: Any) -> NDArray[np.bool_]:
+    def _truth(self, columns: Mapping[str, pl.Series], y: Any) -> NDArray[np.bool_]:
         """Return ``[N]`` flags: whether the label of a row is the second, positive class."""
-        self._check_fitted()
         if y is None:
             name = self._scorer.labels[0]
-            labels = read_rows(frame, self._source).get(name)
+            labels = columns.get(name)
             if labels is None:
                 raise DataError(f"the frame has no column {name!r}, which is the label; pass the labels as y")
-            if labels.dtype == pl.String:  # as in a text file
-                labels, _ = typed(labels)
         else:
             labels = read_labels(y)
+        is_text = labels.dtype == pl.String
         rule = self._scorer.manifest.columns.label_rules[0]
-        if not isinstance(rule, str):
-            return (labels.cast(pl.Float64) >= rule.at_least).to_numpy()
+        if isinstance(rule, LabelRule):
+            numbers = 1 + np.arange(len(labels), dtype=np.int64)
+            converter = Converter(FRAME, numbers, BadRows(None), from_text=is_text)
+            converted = converter.convert(labels.alias(rule.column).to_frame(), Schema(label=rule))
+            return converted[rule.column].to_numpy().astype(bool)
+        if is_text and self.classes_.dtype.kind in "bif":  # as in a text file
+            labels, _ = typed(labels)
         return encode_labels(labels, self.classes_).to_numpy().astype(bool)
 
     def _check_fitted(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,14 +95,16 @@ class FitArguments:
         return FrameLog(paths=paths, label=self.label, is_frame=False)
 
 
-def read_rows(frame: Any, config: SourceConfig) -> dict[str, pl.Series]:
+def read_rows(frame: Any, source_config: Callable[[], SourceConfig]) -> dict[str, pl.Series]:
     """Return the columns of a frame, or of a path or paths as `fit` takes them, which are read by the recipe's source.
 
     Files have the values of the log; all rows are checked, so that a wrong one is named with its file and line.
+    `source_config` is called only for files, because reading a recipe takes longer than scoring a row.
     """
     paths = _paths(frame)
     if not paths:
         return read_columns(frame)
+    config = source_config()
     schema: Schema = getattr(config, "schema", Schema())
     names = open_view(config, None, paths, View(schema=schema)).column_names()
     keys = (*schema.label_columns, *filter(None, (schema.user, schema.time)))
@@ -110,7 +112,11 @@ def read_rows(frame: Any, config: SourceConfig) -> dict[str, pl.Series]:
     sparse = [
         f.as_column() if f.kind == "history" else f for f in schema.sparse if f.kind != "history" or f.name in kept
     ]
-    features = replace(schema, sparse=tuple(sparse), time=schema.scored_time, session="", user="", weight="")
+    # Labels are returned as they are: those of a frame's model may be other words than 0 and 1.
+    label = _unused("label", dict.fromkeys(names))
+    features = replace(
+        schema, label=label, labels=(), sparse=tuple(sparse), time=schema.scored_time, session="", user="", weight=""
+    )
     source, frames = open_view(config, None, paths, View(schema=features, label=False, pass_through=kept)), []
     lists = [feature.name for feature in sparse if feature.traits.lists and not feature.weights]
     with temporary_directory() as workspace:

@@ -155,7 +155,7 @@ def test_a_column_that_does_not_clearly_name_splits_does_not_split(name: str, tm
     assert content["data"]["split"]["by"] == "fraction"
 
 
-def test_users_of_given_splits_are_features_only_if_they_return(tmp_path: Path) -> None:
+def test_users_of_a_split_by_column_are_features_only_if_they_return(tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
     split = np.tile(GIVEN, ROWS // 10)
     user = draws.integers(0, 100, ROWS)
@@ -165,3 +165,10 @@ def test_users_of_given_splits_are_features_only_if_they_return(tmp_path: Path) 
         content = draft(tmp_path, {"user": users, "item": draws.integers(0, 9, ROWS), "split": split})
         features = [feature["name"] for feature in content["data"]["source"]["schema"]["sparse"]]
         assert ("user" in features) == returning
+
+
+def test_a_column_that_names_the_split_of_some_rows_is_neither_a_split_nor_a_feature(tmp_path: Path) -> None:
+    split = [None if row == 7 else name for row, name in enumerate(np.tile(GIVEN, ROWS // 10).tolist())]
+    content = draft(tmp_path, {"item": np.random.default_rng(0).integers(0, 9, ROWS), "split": pl.Series(split)})
+    assert content["data"]["split"]["by"] == "fraction"
+    assert [feature["name"] for feature in content["data"]["source"]["schema"]["sparse"]] == ["item"]

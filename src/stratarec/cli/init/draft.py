@@ -254,8 +254,12 @@ _MULTI = ["kind: multi", "max_length: 20"]
 
 def _date(column: DateColumn) -> str:
     fields = [field for field in dataclasses.fields(column) if getattr(column, field.name) != field.default]
-    values = {field.name: getattr(column, field.name) for field in fields}
-    return ", ".join(f"{name}: {_yaml(list(v) if isinstance(v, tuple) else v)}" for name, v in values.items())
+    return ", ".join(f"{field.name}: {_yaml(_plain(getattr(column, field.name)))}" for field in fields)
+
+
+def _plain(value: Any) -> Any:
+    """Return a tuple as a list, which YAML writes in brackets; other values unchanged."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _feature(column: Guess) -> str:
@@ -276,14 +280,13 @@ def _feature(column: Guess) -> str:
 
 
 def _split(guesses: Guesses) -> Iterator[str]:
-    given = guesses.split
-    if given is not None:
-        values = [list(each) if isinstance(each, tuple) else each for each in (given.valid, given.test)]
-        valid, test = map(_yaml, values)
-        why = f"the column {given.reason}"
-        why += "" if isinstance(given.valid, tuple) else "; validation has a share of the other rows"
-        rows = ", of: rows" if guesses.users_return and not isinstance(given.valid, tuple) else ""
-        yield f"  split: {{by: column, column: {_yaml(given.name)}{rows}, valid: {valid}, test: {test}}}  # {why}"
+    if (column := guesses.split) is not None:
+        why, rows = f"the column {column.reason}", ""
+        if not isinstance(column.valid, tuple):
+            why += "; validation has a share of the other rows"
+            rows = ", of: rows" if guesses.users_return else ""
+        values = f"valid: {_yaml(_plain(column.valid))}, test: {_yaml(_plain(column.test))}"
+        yield f"  split: {{by: column, column: {_yaml(column.name)}{rows}, {values}}}  # {why}"
         return
     if not guesses.is_split_by_time:
         unit = "users" if guesses.of("user") else "sessions" if guesses.of("session") else "rows"

@@ -129,8 +129,8 @@ def returns(frame: pl.DataFrame, name: str, times: Times | None, held_out: pl.Se
     """
     if held_out is None:
         return returning(frame, name, times) >= _RETURNING
-    known = frame[name].filter(held_out).is_in(frame[name].filter(~held_out).unique().implode())
-    return float(known.mean() or 0) >= _RETURNING  # type: ignore[arg-type]
+    returned = frame[name].filter(held_out).is_in(frame[name].filter(~held_out).unique().implode())
+    return float(returned.mean() or 0) >= _RETURNING  # type: ignore[arg-type]
 
 
 def does_not_return(guess: Guess, frame: pl.DataFrame, times: Times | None) -> str:

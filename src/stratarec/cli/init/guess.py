@@ -17,9 +17,9 @@ from stratarec.cli.init.events import (
     returns,
 )
 from stratarec.cli.init.features import Guess, Role, as_ids, as_sequence, guess_feature, is_name
-from stratarec.cli.init.given_split import GivenSplit, find_split
 from stratarec.cli.init.label import class_weights, find_label, find_weight, positives
 from stratarec.cli.init.sample import LogSample
+from stratarec.cli.init.split_column import SplitColumn, find_split
 from stratarec.cli.init.times import Times
 from stratarec.cli.init.words import ITEMS, names_a, tokens
 from stratarec.data.data_quality import Leak, find_leak
@@ -54,7 +54,7 @@ class Guesses:
     """Times of the sampled rows."""
     split_seconds: tuple[int, int] = (0, 0)
     """Lengths of the validation split by time and of the test split after it; both are 0 for a random split."""
-    split: GivenSplit | None = None
+    split: SplitColumn | None = None
     """Column with the split of each row; None if the log has none."""
     bad_rows: str = ""
     """Text about sampled rows without a label or a time; empty if there are none."""
@@ -120,7 +120,10 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
     time = find_time(frame, [column for column in candidates if user is None or column != user.name], user)
     guesses |= {key.name: key for key in (user, time.guess) if key is not None}
     split = find_split(frame, [column for column in candidates if column not in guesses], positive)
-    if split is not None:
+    if split is not None and split.missing:
+        reason = f"{split.reason}; {split.missing:,} sampled rows have no value: fill them to split by it"
+        guesses[split.name], split = Guess(name=split.name, role="ignored", reason=reason), None
+    elif split is not None:
         guesses[split.name] = Guess(name=split.name, role="split", reason=split.reason)
     session = find_session(frame, [column for column in candidates if column not in guesses], time.times)
     if session is not None:

@@ -109,8 +109,8 @@ def read_plain_date(cell: Any, unit: TimeUnit, form: str) -> int | None:
                 time = datetime.strptime(text, form) if is_plain else None
             else:
                 # Python 3.10 reads neither Z nor an offset without a colon.
-                given = re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", text.replace("Z", "+00:00"))
-                time = datetime.fromisoformat(given) if _ISO.fullmatch(text) else None
+                iso = re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", text.replace("Z", "+00:00"))
+                time = datetime.fromisoformat(iso) if _ISO.fullmatch(text) else None
         except ValueError:
             return None
     else:

@@ -328,8 +328,8 @@ def drop_incomplete(lists: Sequence[pl.Series]) -> list[pl.Series]:
         return list(lists)
     lengths = lists[0].list.len().fill_null(0).to_numpy()
     rows = np.repeat(np.arange(len(lengths)), lengths)[is_complete]
-    left = np.bincount(rows, minlength=len(lengths))
+    counts = np.bincount(rows, minlength=len(lengths))
     return [
-        series_of_lists(column.name, values.filter(pl.Series(is_complete)), left)
+        series_of_lists(column.name, values.filter(pl.Series(is_complete)), counts)
         for column, values in zip(lists, flat, strict=True)
     ]

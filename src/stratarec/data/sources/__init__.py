@@ -58,10 +58,10 @@ SOURCES = Registry(
 
 
 def _public_log(kind: str) -> None:
-    """Raise `ConfigError` for a kind that earlier versions had for the files of one public log."""
+    """Raise `ConfigError` if the kind is the name of a recipe for a public log."""
     if kind in ("avazu", "criteo") and kind not in SOURCES:
         raise ConfigError(
-            f"data.source.kind is {kind!r}, which is now a recipe of the kind csv: `stratarec init --recipe {kind}` "
+            f"data.source.kind is {kind!r}, which is a recipe of the kind csv: `stratarec init --recipe {kind}` "
             "writes it; copy its data.source"
         )
 

@@ -70,10 +70,12 @@ def refit_plan(recipe: Recipe, dataset: Dataset, find: Callable[[Dataset], Plan 
 
     None if there is no refit, or none that adds rows. `ConfigError` if the tables do not fit.
     """
+    if not recipe.train.refit:
+        return None
     plans = []
     for splits in (SPLITS, SPLITS[1:]):  # whether validation improves after an epoch decides which of them are used
         joined = dataset.joined(splits)
-        if recipe.train.refit and joined.samples("train") and joined.table_rows() != dataset.table_rows():
+        if joined.samples("train") and joined.table_rows() != dataset.table_rows():
             try:
                 plans.append(find(joined))
             except ConfigError as error:
