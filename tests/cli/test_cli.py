@@ -18,6 +18,7 @@ import yaml
 from errors import check_refusal, missing
 from recipes import tiny
 from stratarec.cli import main
+from stratarec.cli.run_command import parse
 
 
 @pytest.fixture(scope="module")
@@ -253,3 +254,17 @@ def test_a_run_continues_when_its_progress_is_not_read(place: Path, tmp_path: Pa
     assert done.returncode == 0
     assert "AUC" in done.stdout
     assert (tmp_path / "run" / "result.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "values"),
+    [
+        ("train r.yaml train.batch_size=8 -q train.epochs=2", "overrides", ["train.batch_size=8", "train.epochs=2"]),
+        ("evaluate run a.csv -q b.csv", "data", ["a.csv", "b.csv"]),
+        ("continue run a.csv -q b.csv train.lr=0.1", "files", ["a.csv", "b.csv", "train.lr=0.1"]),
+        ("compare a -q b", "runs", ["a", "b"]),
+        ("init a.csv -o x.yaml b.csv", "log", ["a.csv", "b.csv"]),
+    ],
+)
+def test_lists_of_arguments_continue_after_options(line: str, name: str, values: list[str]) -> None:
+    assert getattr(parse(line.split()), name) == values

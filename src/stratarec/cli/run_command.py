@@ -60,6 +60,8 @@ EXIT_CODES = {
     _TERMINATED: "stopped by SIGTERM: the error says what was kept and how to resume",
 }
 _HELP_WIDTH = 78
+_LISTS = "overrides", "data", "files", "runs", "log"
+"""Positional arguments that take any number of values."""
 _OUT_OF_MEMORY = (
     "can't allocate memory", "Cannot allocate memory", "failed to map segment", "can't start new thread", "bad_alloc",
 )  # fmt: skip
@@ -116,8 +118,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     args, extra = parser.parse_known_args(arguments)
     if not extra:
         return args
-    # argparse does not assign values after options to a positional argument with nargs="*": they are added here.
-    name = next((name for name in ("overrides", "data") if isinstance(getattr(args, name, None), list)), "")
+    # argparse does not assign values after options to the list of a positional argument: they are added here.
+    name = next((name for name in _LISTS if isinstance(getattr(args, name, None), list)), "")
     if not name or any(word.startswith("-") or (name == "overrides" and "=" not in word) for word in extra):
         parser.error(f"unrecognized arguments: {' '.join(extra)}")
     setattr(args, name, [*getattr(args, name), *extra])
