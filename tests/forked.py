@@ -206,6 +206,9 @@ def _execute(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # it depends on the environment
+    if sys.version_info < (3, 11):
+        # Polars 2.0, the last version for this Python, would wait at the exit for a thread that only the parent has.
+        atexit.register(_leave)
     sys.argv, sys.path[0] = ["-c", *request["arguments"]], ""
     main = sys.modules["__main__"] = ModuleType("__main__")  # dataclasses look names up there
     try:
