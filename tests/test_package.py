@@ -85,6 +85,8 @@ def test_the_map_of_the_code_names_existing_files() -> None:
     lines = text.splitlines()
     assert len(lines) <= 250
     assert max(map(len, lines)) <= 100
+    table = text.partition("\n| library |")[2]
+    assert not [each.name for each in {*NEEDED, *OWN} if not re.search(rf"\| (.*, )?{each.name}(,.*)? \|", table)]
 
 
 def test_links_between_pages_lead_somewhere_and_files_have_one_version() -> None:
