@@ -25,7 +25,7 @@ from stratarec.data.columns.converter import OnBadRow
 from stratarec.data.durations import TimeUnit
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.base import ChunkShare
-from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
+from stratarec.data.sources.parquet import ParquetConfig, ParquetSource, to_frame
 from stratarec.errors import DataError, StrataError
 
 # Before version 26 pyarrow cannot write and read all fixed-size lists that contain nulls.
@@ -345,3 +345,8 @@ def test_a_damaged_file_gives_rows_or_a_data_error(
     # Any other kind of error fails the test. Flipped values may read as other values.
     with contextlib.suppress(DataError):
         read(path, Schema(label="y", sparse=(SparseFeature(name="c"),)), "skip")
+
+
+def test_names_that_differ_after_a_zero_byte_are_different_columns() -> None:
+    table = pa.table({"x": [1], "x\0": [2]})
+    assert to_frame(table, {}).to_dict(as_series=False) == {"x": [1], "x\0": [2]}

@@ -239,9 +239,10 @@ def to_frame(table: pa.Table, types: Mapping[str, pa.DataType]) -> pl.DataFrame:
         stored = column.type
         kind = types.get(name, stored) if _value_kind(stored) is None else _plain(stored)
         columns.append(column if kind is stored else column.cast(kind))
-    # The schema's metadata is removed, because Polars panics if it is not UTF-8.
-    frame = pl.from_arrow(pa.Table.from_arrays(columns, names=table.column_names))
+    # The schema's metadata is removed, because Polars panics if it is not UTF-8, and a name may end at a zero byte.
+    frame = pl.from_arrow(pa.Table.from_arrays(columns, names=[*map(str, range(len(columns)))]))
     assert isinstance(frame, pl.DataFrame)
+    frame.columns = table.column_names
     return frame
 
 
