@@ -21,14 +21,12 @@ from stratarec.kernels.bags import Bags, span
 from stratarec.kernels.policies import POLICIES
 from stratarec.kernels.random.cpu import GOLDEN, key_of, mix, unit
 from stratarec.kernels.runtime.stack import stack_array
-from stratarec.kernels.runtime.team import BODY, NEVER_CACHED, run_team, take
+from stratarec.kernels.runtime.team import BODY, run_team, take
 from stratarec.kernels.simd.lanes import LANES, find_equal, largest_below, least
 from stratarec.kernels.simd.prefetch import prefetch
 
 U = np.uint64
 IS_CACHED = POLICIES.close()
-# Options of functions that contain the policies.
-CHOOSING = {**BODY, "cache": IS_CACHED}
 # Number of overflow sets that are searched for a row. It must be high enough that a row finds a free slot if there is
 # one.
 PROBES = 16
@@ -200,9 +198,9 @@ def last(state, start, ways, horizon):
 
 def by_score(policy):
     """Return a compiled function that returns the slot with the largest score in a set, or -1 if all are in use."""
-    score = njit(**NEVER_CACHED)(policy.score)
+    score = njit(**BODY)(policy.score)
 
-    @njit(**NEVER_CACHED)
+    @njit(**BODY)
     def choose(state, first, ways, horizon):
         best, best_score = np.int64(-1), np.int64(0)
         for way in range(ways):
@@ -223,7 +221,7 @@ def chooser(policies, code=0):
     own = oldest if policies[0].keeps == "recent" else last
     first = own if policies[0].score is None else by_score(policies[0])
 
-    @njit(**NEVER_CACHED)
+    @njit(**BODY)
     def only(state, start, ways, policy, horizon):
         return first(state, start, ways, horizon)
 
@@ -231,7 +229,7 @@ def chooser(policies, code=0):
         return only
     others = chooser(policies[1:], code + 1)
 
-    @njit(**NEVER_CACHED)
+    @njit(**BODY)
     def choose(state, start, ways, policy, horizon):
         if policy == code:
             return first(state, start, ways, horizon)
@@ -243,7 +241,7 @@ def chooser(policies, code=0):
 choose_victim = chooser(tuple(POLICIES.values()))
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def victim(state, first, ways, policy, horizon):
     """Return the slot to reuse in the set that starts at slot `first`, or -1 if all slots are in use.
 
@@ -310,7 +308,7 @@ def release_overflow(area, state, stamps, out_row, out_slot, listed):
     return listed, stay
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def admit(row, area, state, policy, horizon):
     """Return a slot for a missing row, or -1 if every candidate is in use, and the number of overflow sets searched."""
     slot = victim(state, area.start + np.int64(spread(row, area.sets)) * area.ways, area.ways, policy, horizon)
@@ -326,7 +324,7 @@ def admit(row, area, state, policy, horizon):
     return np.int64(-1), U(0)
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def bring_in(pending, values, area, reach, places, state, stamps, out, arrivals, rows_in):
     """Assign a slot to every pending id; list the rows to fetch and the rows that they replace.
 
@@ -357,7 +355,7 @@ def bring_in(pending, values, area, reach, places, state, stamps, out, arrivals,
     return rows_in, victims, reach, stuck
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def stage_tables(member, counter, lookups, places, state, stamps, lists, result, out):
     """Assign slots to all rows of the batch, table by table; `out` receives them relative to the table's first slot.
 

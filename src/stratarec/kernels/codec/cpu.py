@@ -13,7 +13,7 @@ from stratarec.kernels.codec.kinds.base import U, W
 from stratarec.kernels.codec.kinds.floats import get_bf16, get_fp32, put_bf16, put_fp32
 from stratarec.kernels.random.cpu import GOLDEN, mix
 from stratarec.kernels.runtime.stack import stack_array
-from stratarec.kernels.runtime.team import BODY, NEVER_CACHED, run_team, take
+from stratarec.kernels.runtime.team import BODY, run_team, take
 from stratarec.kernels.simd.bits import bits_float, float_bits, load_f32, store_f32
 from stratarec.kernels.simd.prefetch import prefetch
 
@@ -29,7 +29,7 @@ def encoder(kinds, code=0):
         return first
     others = encoder(kinds[1:], code + 1)
 
-    @njit(**NEVER_CACHED)
+    @njit(**BODY)
     def choose(form, values, start, records, at, base):
         if form.kind == code:
             return first(form, values, start, records, at, base)
@@ -45,7 +45,7 @@ def decoder(kinds, code=0):
         return first
     others = decoder(kinds[1:], code + 1)
 
-    @njit(**NEVER_CACHED)
+    @njit(**BODY)
     def choose(form, values, start, records, at):
         if form.kind == code:
             first(form, values, start, records, at)
@@ -56,8 +56,6 @@ def decoder(kinds, code=0):
 
 
 IS_CACHED = KINDS.close()
-# Options of functions that contain the codecs.
-CHOOSING = {**BODY, "cache": IS_CACHED}
 encode_weights = encoder(tuple(KINDS.values()))
 decode_weights = decoder(tuple(KINDS.values()))
 
@@ -101,7 +99,7 @@ def prefetch_slot(form, level, slot):
         prefetch(clock, slot)
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def encode_row(form, level, slot, records, at, key, write_key):
     """Encode a slot into the record at byte `at`; return whether the codec can represent the slot's numbers."""
     weights, row_state, full_state, clock = level
@@ -119,7 +117,7 @@ def encode_row(form, level, slot, records, at, key, write_key):
     return valid
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def decode_row(form, records, at, level, slot):
     """Decode the record at byte `at` into a slot."""
     weights, row_state, full_state, clock = level
@@ -139,7 +137,7 @@ def write_key_of(write):
     return mix(write * GOLDEN + U(1))
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def encode_chunks(member, counter, form, level, slots, records, places, keys, write, bad):
     """Encode slots[i] into record places[i] of flat `records`; set ``bad[chunk]`` to its first invalid entry."""
     count, chunks, size, write_key = len(slots), len(bad), U(form.record_bytes), write_key_of(write)
@@ -168,7 +166,7 @@ def encode(team, form, level, slots, records, places, keys, write, chunks):
     return bad.min()
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def decode_chunks(member, counter, form, records, places, level, slots, chunks):
     """Decode record places[i] of flat `records` into slots[i]."""
     count, size = len(slots), U(form.record_bytes)

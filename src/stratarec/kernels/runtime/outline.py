@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from stratarec.kernels.runtime.numba_private import call_compiled, link_compiled
+from stratarec.kernels.runtime.numba_private import InlinedCompiler, call_compiled, link_compiled
 from stratarec.kernels.runtime.workers import lead
 
 # Options for bodies of a team. They do not count references to arrays: counting costs two locked instructions for every
@@ -18,15 +18,12 @@ from stratarec.kernels.runtime.workers import lead
 # array to a function that counts, because that function would release a reference that was never taken, and the process
 # would abort later. Backward at D = 16, batch 2,048, took 3.3 ms with counts and 2.4 without; later it took 1.6 ms, and
 # 0.9 with bodies inlined. Only kernels call bodies, never Python: wrappers that unpack tuples of arrays took a third of
-# the compilation time.
+# the compilation time. Bodies are not cached on disk, so they may be closures over other compiled functions: Numba
+# identifies a closure by its variables, and no other process knows the names of those functions.
 BODY = {
-    "nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "forceinline": True,
-    "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
+    "nogil": True, "error_model": "numpy", "_nrt": False, "forceinline": True, "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True, "pipeline_class": InlinedCompiler,
 }  # fmt: skip
-
-# For closures over dispatchers, which Numba cannot cache on disk: it identifies a closure by its variables, and no
-# other process knows the names of dispatchers. They are compiled into the functions that call them, which are cached.
-NEVER_CACHED = {**BODY, "cache": False}
 
 _syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 6))
 _WORD, _COUNT, _BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()

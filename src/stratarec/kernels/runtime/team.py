@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.runtime.helpers import AVAILABLE, HELPERS
 from stratarec.kernels.runtime.openmp import awake
-from stratarec.kernels.runtime.outline import BODY, NEVER_CACHED, run_team, take
+from stratarec.kernels.runtime.outline import BODY, run_team, take
 
-__all__ = ["BODY", "NEVER_CACHED", "Team", "run_team", "take", "team_of"]
+__all__ = ["BODY", "Team", "run_team", "take", "team_of"]
 
 
 class Team(NamedTuple):

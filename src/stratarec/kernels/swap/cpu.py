@@ -13,15 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from stratarec.kernels.cache.cpu import initialize_row
-from stratarec.kernels.codec.cpu import (
-    CHOOSING,
-    IS_CACHED,
-    decode_row,
-    encode_row,
-    prefetch_lines,
-    prefetch_slot,
-    write_key_of,
-)
+from stratarec.kernels.codec.cpu import IS_CACHED, decode_row, encode_row, prefetch_lines, prefetch_slot, write_key_of
 from stratarec.kernels.random.cpu import key_of
 from stratarec.kernels.runtime.stack import stack_array
 from stratarec.kernels.runtime.team import BODY, run_team, take
@@ -69,7 +61,7 @@ def prefetch_swap(form, slots, home, slot, row, victim):
 
 
 # Separate passes for lists, encoding, marking and decoding took 11.9 ms for 41,600 rows; this takes 6.2.
-@njit(**CHOOSING)
+@njit(**BODY)
 def swap_row(form, slots, home, t, rows, entry, write_key):
     """Write back the victim, if there is one, and read the row; return whether the codec can represent the victim.
 
@@ -94,7 +86,7 @@ def swap_row(form, slots, home, t, rows, entry, write_key):
     return valid
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def swap_pieces(member, counter, form, slots, home, lists, pieces, rows, write, refused):
     """Process pieces of the tables' lists; table t has pieces ``pieces[t]:pieces[t + 1]``.
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from stratarec.kernels.bags import BagBatch, GroupLayout, span
 from stratarec.kernels.runtime.numba_private import has_cached_kernel
 from stratarec.kernels.runtime.stack import stack_array
-from stratarec.kernels.runtime.team import run_team, take, team_of
+from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
 from stratarec.kernels.runtime.threads import threads_for
 from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch, prefetch_row
 from stratarec.kernels.simd.vector import add, blocks, broadcast, load, multiply, store, total
@@ -39,7 +39,6 @@ from stratarec.kernels.update.lists import (
     sort_by_row,
 )
 from stratarec.kernels.update.rules import (
-    CHOOSING,
     IS_CACHED,
     MissedSteps,
     Slots,
@@ -71,7 +70,7 @@ class Sources(NamedTuple):
     rows: NDArray[np.float32]
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def gradient_of(lanes, i, block, sources):
     """Return a block of the scaled gradient of lookup i."""
     literally(lanes)
@@ -85,7 +84,7 @@ def gradient_of(lanes, i, block, sources):
     return multiply(broadcast(sources.scale[i], lanes), row) if sources.scaled else row
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def prefetch_gradient(i, first, floats, sources):
     """Prefetch `floats` floats of the gradient of lookup i, except for sequences, whose gradients are read in order."""
     if sources.plain:
@@ -94,7 +93,7 @@ def prefetch_gradient(i, first, floats, sources):
         prefetch_row(sources.pooled, U(sources.of[i]) + first, floats)
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def differs(i, sources):
     """Whether the gradients of lookups i and i - 1 may differ; lookups of a bag share a gradient."""
     if sources.plain or sources.of[i] != sources.of[i - U(1)]:
@@ -102,7 +101,7 @@ def differs(i, sources):
     return sources.scaled and sources.scale[i] != sources.scale[i - U(1)]
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def sum_dense(lanes, ids, lookups, D, scratch, sources):
     """Add the gradient of every lookup of row r to ``dense[r * D:][:D]``, in order."""
     literally(lanes)
@@ -124,7 +123,7 @@ def sum_dense(lanes, ids, lookups, D, scratch, sources):
             store(scratch.dense, place, add(load(scratch.dense, place, lanes), gradient))
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def apply_dense(lanes, limit, origin, D, slots, scratch, step):
     """Update the rows that `sum_dense` touched, and reset the arrays of sums and marks."""
     literally(lanes)
@@ -136,7 +135,7 @@ def apply_dense(lanes, limit, origin, D, slots, scratch, step):
                 store(scratch.dense, row * D + block, broadcast(NOTHING, lanes))
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def sum_row(lanes, span, D, scratch, sources):
     """Set `row_sum` to the sum of the gradients of lookups ``order[begin:end]``, in order; `span` is (begin, end)."""
     literally(lanes)
@@ -150,7 +149,7 @@ def sum_row(lanes, span, D, scratch, sources):
         store(scratch.row_sum, block, row_sum)
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def apply_sorted(lanes, lookups, distinct, origin, D, slots, scratch, sources, step):
     """Sum the gradients of each distinct row in order, and update the row."""
     literally(lanes)
@@ -170,7 +169,7 @@ def apply_sorted(lanes, lookups, distinct, origin, D, slots, scratch, sources, s
         train_row(lanes, step, slots, origin + U(scratch.row_of[u]), D, scratch.row_sum, U(0))
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def member_scratch(work, m):
     """Return row `m` of every array of the scratch, which belongs to thread `m` of the team."""
     return MemberScratch(
@@ -179,7 +178,7 @@ def member_scratch(work, m):
     )  # fmt: skip
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def update_tables(member, lanes, one_block, tasks, width, slots, batch, gradients, work, step):
     """Update one table (or part of its rows) after another until no task is left. No row belongs to two tasks."""
     literally(lanes)
@@ -212,7 +211,7 @@ def update_tables(member, lanes, one_block, tasks, width, slots, batch, gradient
         apply_sorted(lanes, lookups, distinct, origin, D, slots, scratch, sources, step)
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def norm_sorted(lanes, lookups, distinct, D, scratch, sources):
     """Return the sum of squares of all rows' summed gradients; rows are added in the order of their first lookups."""
     literally(lanes)
@@ -234,7 +233,7 @@ def norm_sorted(lanes, lookups, distinct, D, scratch, sources):
     return square_sum
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def norm_tables(member, lanes, one_block, counter, width, batch, gradients, work, out):
     """Compute the sum of squares of one table after another until none is left.
 
@@ -269,7 +268,7 @@ _PIECE_IDS = np.arange(_PIECE, dtype=np.int32)
 _NO_NUMBERS = np.empty((0, 3), dtype=np.float32)
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def apply_missed_of_feature(lanes, f, part, bags, features, slots, D, rule, missed):
     """Apply missed steps to the rows that a feature looks up, if they belong to `part` of their table.
 
@@ -286,7 +285,7 @@ def apply_missed_of_feature(lanes, f, part, bags, features, slots, D, rule, miss
             apply_missed_to_row(lanes, rule, missed, slots, U(base + row), D)
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def apply_missed_of_tables(member, lanes, one_block, tasks, width, slots, batch, rule, missed):
     """Apply missed steps to one table, or one part of a table's rows, after another until no task is left."""
     literally(lanes)

@@ -13,13 +13,11 @@ from numba import literally, njit
 from numpy.typing import NDArray
 
 from stratarec.kernels.optimizers import ROW_OPTIMIZERS
-from stratarec.kernels.runtime.team import BODY, NEVER_CACHED
+from stratarec.kernels.runtime.team import BODY
 from stratarec.kernels.simd.prefetch import U, prefetch, prefetch_row
 from stratarec.kernels.simd.vector import add, broadcast, divide, load, multiply, square_root, store, subtract, total
 
 IS_CACHED = ROW_OPTIMIZERS.close()
-# Options of functions that contain the row optimizers.
-CHOOSING = {**BODY, "cache": IS_CACHED}
 KINDS = {name: number for number, name in enumerate(ROW_OPTIMIZERS)}
 SGD, ROWWISE_ADAGRAD, ADAGRAD, ROWWISE_ADAM, ADAM = [KINDS[name] for name in (
     "sgd", "rowwise_adagrad", "adagrad", "rowwise_adam", "adam",
@@ -108,7 +106,7 @@ def step_numbers(rule):
     return float(rule.rate), rule.rate / first, second**-0.5
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def rule_of(values):
     """Return the `Rule` with the fields from `compiled`, each rounded once to float32."""
     kind, scale, eps, l2, weight_decay, beta1, rest1, beta2, rest2 = values
@@ -118,14 +116,14 @@ def rule_of(values):
     )  # fmt: skip
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def step_numbers_of(values):
     """Return the `StepNumbers` with the fields from `step_numbers`, each rounded once to float32."""
     rate, step_size, inv_sqrt_bias2 = values
     return StepNumbers(np.float32(rate), np.float32(step_size), np.float32(inv_sqrt_bias2))
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def direction(lanes, rule, weights, place, gradient, at):
     """Return a block of a row's scaled gradient, including the L2 term."""
     literally(lanes)
@@ -135,7 +133,7 @@ def direction(lanes, rule, weights, place, gradient, at):
     return block
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def mean_square(lanes, rule, weights, first, D, gradient, start):
     """Return the mean square of a row's gradient, in the order of `vector.total`: the same bits on every machine."""
     literally(lanes)
@@ -146,7 +144,7 @@ def mean_square(lanes, rule, weights, first, D, gradient, start):
     return square_sum / np.float32(D)
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def move(lanes, rule, numbers, weights, place, change):
     """Apply decoupled decay, then subtract `change` from a block of weights, ``weights[place:][:lanes]``."""
     literally(lanes)
@@ -156,7 +154,7 @@ def move(lanes, rule, numbers, weights, place, change):
     store(weights, place, subtract(block, change))
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def blend(lanes, state, place, keep, share, value):
     """Set ``state[place:][:lanes] = keep * state + share * value`` and return the result."""
     literally(lanes)
@@ -166,7 +164,7 @@ def blend(lanes, state, place, keep, share, value):
     return blended
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def adagrad_block(lanes, rule, numbers, slots, place, block):
     """Update a block of weights by Adagrad, given the gradient of the block."""
     literally(lanes)
@@ -176,7 +174,7 @@ def adagrad_block(lanes, rule, numbers, slots, place, block):
     move(lanes, rule, numbers, slots.weights, place, divide(multiply(broadcast(numbers.rate, lanes), block), scale))
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def adam_block(lanes, rule, numbers, slots, place, state, D, block):
     """Update a block of weights by Adam. Its first moments start at `state`, its second moments at `state` + D."""
     literally(lanes)
@@ -187,7 +185,7 @@ def adam_block(lanes, rule, numbers, slots, place, state, D, block):
     move(lanes, rule, numbers, slots.weights, place, change)
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def factor_of(lanes, rule, numbers, slots, row, D, gradient, start):
     """Update the state of the row; return the factor of its gradient or first moment."""
     literally(lanes)
@@ -203,7 +201,7 @@ def factor_of(lanes, rule, numbers, slots, row, D, gradient, start):
     return factor
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def update_row(lanes, rule, numbers, slots, row, D, gradient, start):
     """Apply the summed gradient ``gradient[start:start + D]`` to row `row` and its state."""
     literally(lanes)
@@ -229,9 +227,9 @@ def with_added(kinds, others):
     if not kinds:
         return others
     (code, function), *rest = kinds
-    first, others = njit(**NEVER_CACHED)(function), with_added(rest, others)
+    first, others = njit(**BODY)(function), with_added(rest, others)
 
-    @njit(**NEVER_CACHED)
+    @njit(**BODY)
     def choose(lanes, rule, numbers, slots, row, D, gradient, start):
         literally(lanes)
         if rule.kind == code:
@@ -247,7 +245,7 @@ update_row = with_added(
 )
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def apply_missed_to_row(lanes, rule, missed, slots, row, D):
     """Apply the steps that row `row` has missed, one by one; the result is the same as if applied in time."""
     literally(lanes)
@@ -261,7 +259,7 @@ def apply_missed_to_row(lanes, rule, missed, slots, row, D):
     clock[row] = missed.steps
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def train_row(lanes, step, slots, row, D, gradient, start):
     """Apply missed steps to a row, then the current step."""
     literally(lanes)
@@ -272,7 +270,7 @@ def train_row(lanes, step, slots, row, D, gradient, start):
     update_row(lanes, step.rule, step.numbers, slots, row, D, gradient, start)
 
 
-@njit(**CHOOSING)
+@njit(**BODY)
 def prefetch_state(kind, slots, row, D):
     """Prefetch all memory that `train_row` will use."""
     prefetch_row(slots.weights, row * D, D)
