@@ -18,10 +18,8 @@ from stratarec.kernels.runtime.team import BODY, Team, run_team, take
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="helpers need a POSIX system")
 
-UNCACHED = BODY | {"cache": False}
 
-
-@njit(**UNCACHED)
+@njit(**BODY)
 def count_tasks(member, counter, done, members):
     members[member] += 1
     while True:
@@ -36,7 +34,7 @@ def count(team: Any, done: Any, members: Any) -> None:
     run_team(team, count_tasks, (np.zeros(1, np.int64), done, members))
 
 
-@njit(**UNCACHED)
+@njit(**BODY)
 def meet(member, work, met, result):
     """Wait until two members have started. The second one continues to compute after the first has returned."""
     atomics.add(met, 0, 1)
@@ -64,8 +62,13 @@ def member_counts(team: Team, tasks: int = 500) -> Any:
     return members
 
 
-def own(threads: int) -> Team:
-    return Team(0, threads, HELPERS.ready(threads - 1))
+def own(threads: int, helpers: Helpers = HELPERS) -> Team:
+    launch, board = helpers.ready(threads - 1)
+    return Team(launch, threads, board)
+
+
+def on(board: Any) -> Team:
+    return Team(workers.leader().address, 2, board.ctypes.data)
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])
@@ -81,7 +84,7 @@ def test_a_helper_that_does_not_start_is_not_waited_for() -> None:
     board[workers.HELPERS] = 1
     board[workers.FIRST_HELPER + workers.ASLEEP], board[workers.FIRST_HELPER + workers.RING] = 1, ring
     board[workers.FIRST_HELPER + workers.THREAD] = 2**30
-    assert member_counts(Team(0, 2, board)).tolist() == [1, 0]
+    assert member_counts(on(board)).tolist() == [1, 0]
     assert os.read(listen, 100) == np.ones(1, dtype=np.int64).tobytes(), "the helper was rung for"
     os.close(listen)
     os.close(ring)
@@ -89,7 +92,7 @@ def test_a_helper_that_does_not_start_is_not_waited_for() -> None:
 
 def test_a_late_helper_finds_the_job_closed() -> None:
     board = np.zeros(workers.WORDS, dtype=np.int64)
-    member_counts(Team(0, 2, board))
+    member_counts(on(board))
     job = workers.FIRST_JOB
     assert board[job + workers.FUNCTION] != 0, "what the leader wrote is still there"
     for state in (board[job], workers.TAKEN, workers.TAKEN | workers.PLACE, workers.TAKEN | workers.OPEN):
@@ -121,9 +124,9 @@ def test_no_kernel_is_loaded_to_stop_helpers_that_never_started(monkeypatch: pyt
 
 def test_the_kernel_completes_without_stopped_helpers() -> None:
     helpers = Helpers()
-    assert member_counts(Team(0, 3, helpers.ready(2))).sum() >= 1
+    assert member_counts(own(3, helpers)).sum() >= 1
     helpers.stop()
-    assert member_counts(Team(0, 3, helpers.ready(2))).tolist() == [1, 0, 0]
+    assert member_counts(own(3, helpers)).tolist() == [1, 0, 0]
 
 
 TRAIN = """

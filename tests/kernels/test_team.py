@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from stratarec.kernels.runtime import helpers, openmp, team
+from stratarec.kernels.runtime import openmp, team
 from stratarec.kernels.runtime.stack import stack_array
 
 
@@ -33,7 +33,7 @@ def test_every_member_of_a_team_runs_once_and_takes_a_unique_number() -> None:
     assert numbers_of(team.team_of(1)) == [1]
     if sys.platform == "linux":
         assert openmp.launcher(), "torch for Linux brings GNU's OpenMP"
-        borrowed = team.Team(openmp.launcher(), 2, helpers.HELPERS.board)
+        borrowed = team.Team(openmp.launcher(), 2, 0)
         assert sorted(numbers_of(borrowed)) == [1, 2]
 
 

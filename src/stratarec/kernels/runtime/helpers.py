@@ -32,13 +32,14 @@ class Helpers:
         self._descriptors: set[int] = set()
         self._growing = AVAILABLE
         self.board = _board()
+        self._address = self.board.ctypes.data
 
-    def ready(self, count: int) -> NDArray[np.int64]:
-        """Return the board on which a kernel finds `count` helpers, or as many as the system allows."""
+    def ready(self, count: int) -> tuple[int, int]:
+        """Start `count` helpers, or as many as the system allows; return the addresses of `lead` and of the board."""
         if len(self._threads) < count and self._growing:
             with self._lock:
                 self._grow(count)
-        return self.board
+        return workers.leader().address, self._address
 
     def _grow(self, count: int) -> None:
         if not self._descriptors:

@@ -11,7 +11,6 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from stratarec.kernels.runtime.numba_private import InlinedCompiler, call_compiled, link_compiled
-from stratarec.kernels.runtime.workers import lead
 
 # Options for bodies of a team. They do not count references to arrays: counting costs two locked instructions for every
 # array of every call that LLVM does not inline, which was most of the time of an update. So a body must not return an
@@ -66,9 +65,12 @@ def _outline(context, builder, body, arguments, values):
     return function, builder.bitcast(shared, _BYTE)
 
 
-def _start_openmp(builder, launch, threads, function, data):
-    kind = ir.FunctionType(ir.VoidType(), [function.type, _BYTE, _COUNT, _COUNT]).as_pointer()
-    builder.call(builder.inttoptr(launch, kind), [function, data, builder.trunc(threads, _COUNT), _COUNT(0)])
+def _start(builder, launch, threads, board, function, data):
+    """Call a function with the parameters of `workers.lead`. GNU's ``GOMP_parallel`` has them, too: its flags, which
+    are 32 bits, are in the place of the board.
+    """
+    kind = ir.FunctionType(ir.VoidType(), [function.type, _BYTE, _COUNT, _WORD]).as_pointer()
+    builder.call(builder.inttoptr(launch, kind), [function, data, builder.trunc(threads, _COUNT), board])
 
 
 @intrinsic(prefer_literal=True)
@@ -83,24 +85,14 @@ def run_team(typingctx, team, body, arguments):
     def codegen(context, builder, signature, args):
         launch, threads, board = (builder.extract_value(args[0], place) for place in range(3))
         function, data = _outline(context, builder, body, arguments, args[2])
-        several = builder.icmp_signed(">", threads, _WORD(1))
-        with builder.if_else(several) as (together, alone):
-            with together, builder.if_else(builder.icmp_unsigned("!=", launch, _WORD(0))) as (borrowed, helped):
-                with borrowed:
-                    _start_openmp(builder, launch, threads, function, data)
-                with helped:
-                    kind = types.void(team[2], types.int64, types.int64, types.int64)
-                    parts = [board, threads, builder.ptrtoint(function, _WORD), builder.ptrtoint(data, _WORD)]
-                    context.compile_internal(builder, _lead, kind, parts)
+        with builder.if_else(builder.icmp_unsigned("!=", launch, _WORD(0))) as (together, alone):
+            with together:
+                _start(builder, launch, threads, board, function, data)
             with alone:
                 builder.call(function, [data])
         return context.get_dummy_value()
 
     return signature, codegen
-
-
-def _lead(board, threads, function, data):
-    lead(board, threads, function, data)
 
 
 @intrinsic(prefer_literal=True)
@@ -110,7 +102,7 @@ def run_openmp(typingctx, launch, threads, body, arguments):
     signature = types.void(types.int64, types.int64, body, arguments)
 
     def codegen(context, builder, signature, args):
-        _start_openmp(builder, *args[:2], *_outline(context, builder, body, arguments, args[3]))
+        _start(builder, *args[:2], _WORD(0), *_outline(context, builder, body, arguments, args[3]))
         return context.get_dummy_value()
 
     return signature, codegen

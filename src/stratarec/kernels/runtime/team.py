@@ -14,9 +14,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stratarec.kernels.runtime.helpers import AVAILABLE, HELPERS
 from stratarec.kernels.runtime.openmp import awake
 from stratarec.kernels.runtime.outline import BODY, run_team, take
@@ -30,25 +27,28 @@ class Team(NamedTuple):
     Parameters
     ----------
     launch : int
-        Address of the OpenMP function that starts torch's threads, or 0 to use helper threads.
+        Address of the function that starts the threads, torch's or `workers.lead`; 0 for the calling thread alone.
     threads : int
         Largest number of threads.
-    board : ndarray
-        Board on which helpers find work.
+    board : int
+        Address of the board on which helpers find work; 0 for torch's threads.
     """
 
     launch: int
     threads: int
-    board: NDArray[np.int64]
+    board: int
 
 
-_NO_BOARD = np.zeros(1, dtype=np.int64)
+_ALONE = Team(0, 1, 0)
 
 
 def team_of(threads: int) -> Team:
     """Return a team of `threads` threads for one kernel that starts now."""
     if threads < 2 or not AVAILABLE:
-        return Team(0, 1, _NO_BOARD)
+        return _ALONE
     # If helper threads were always used, next to torch's pool, a complete step would take 73 ms instead of 64 (D = 64,
     # batch 4,096), whether they spin or not.
-    return Team(awake(threads), threads, HELPERS.ready(threads - 1))
+    if launch := awake(threads):
+        return Team(launch, threads, 0)
+    launch, board = HELPERS.ready(threads - 1)
+    return Team(launch, threads, board)

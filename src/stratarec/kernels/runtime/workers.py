@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import cache
 
 import numpy as np
-from numba import njit, types
+from numba import carray, cfunc, njit, types
 
 from stratarec.kernels.runtime import atomics
+from stratarec.kernels.runtime.outline import BODY
 from stratarec.kernels.runtime.stack import stack_array
 
 # Number of words of a line: two cache lines, because processors fetch cache lines in pairs.
@@ -51,8 +53,6 @@ LEADER_SPINS_NS = 300_000
 _PAUSES = 64
 
 _KERNEL = {"nogil": True, "cache": True, "error_model": "numpy"}
-# Options of functions that only kernels call.
-_BODY = {**_KERNEL, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _CPU_SET_WORDS = 16
 
 _clock = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
@@ -62,7 +62,7 @@ _yield = types.ExternalFunction("sched_yield", types.int32())
 _write = types.ExternalFunction("write", types.int64(types.int32, types.int64, types.int64))
 
 
-@njit(**_BODY)
+@njit(**BODY)
 def ring(board, line):
     """Wake the thread that listens on `line`."""
     word = stack_array(1, np.int64)
@@ -71,7 +71,7 @@ def ring(board, line):
         pass
 
 
-@njit(**_BODY)
+@njit(**BODY)
 def listen(board, line):
     """Sleep until another thread rings `line`; signals are ignored."""
     word = stack_array(1, np.int64)
@@ -79,7 +79,7 @@ def listen(board, line):
         pass
 
 
-@njit(**_BODY)
+@njit(**BODY)
 def now():
     """Return the time of the system's clock in nanoseconds."""
     read = stack_array(2, np.int64)
@@ -91,7 +91,7 @@ if sys.platform == "linux":
     _cpu = types.ExternalFunction("sched_getcpu", types.int32())
     _allow = types.ExternalFunction("sched_setaffinity", types.int32(types.int32, types.int64, types.int64))
 
-    @njit(**_BODY)
+    @njit(**BODY)
     def avoid_core(board, line):
         """Make a sleeping helper wake on any allowed processor except the caller's.
 
@@ -110,12 +110,12 @@ if sys.platform == "linux":
 
 else:
 
-    @njit(**_BODY)
+    @njit(**BODY)
     def avoid_core(board, line):
         """Do nothing, because only Linux can move a thread."""
 
 
-@njit(**_BODY)
+@njit(**BODY)
 def wake(board, count):
     """Wake up to `count` sleeping helpers."""
     for helper in range(board[HELPERS]):
@@ -126,7 +126,7 @@ def wake(board, count):
             count -= 1
 
 
-@njit(**_BODY)
+@njit(**BODY)
 def claim(board):
     """Claim a free job line for the caller; return the line, or -1 if none is free."""
     for job in range(FIRST_JOB, FIRST_HELPER, LINE):
@@ -135,7 +135,7 @@ def claim(board):
     return -1
 
 
-@njit(**_BODY)
+@njit(**BODY)
 def close(board, job):
     """Close a job to further helpers, wait for the helpers inside, and release the line."""
     inside = atomics.keep(board, job, ~OPEN) & INSIDE
@@ -154,9 +154,12 @@ def close(board, job):
     atomics.write(board, job, 0)
 
 
-@njit(**_BODY)
-def lead(board, threads, function, data):
-    """Call ``function(data)`` on this thread and on up to ``threads - 1`` helpers that join before its call ends."""
+def lead(function, data, threads, board):
+    """Call ``function(data)`` on this thread and on up to ``threads - 1`` helpers that join before its call ends.
+
+    `board` is a pointer to the board.
+    """
+    board = carray(board, WORDS)
     job = claim(board)
     if job < 0:
         # Other Python threads use all lines, so this thread works alone.
@@ -170,6 +173,14 @@ def lead(board, threads, function, data):
     wake(board, threads - 1)
     atomics.call(function, data)
     close(board, job)
+
+
+@cache
+def leader():
+    """Return `lead` as a C function, whose address kernels call."""
+    return cfunc(
+        types.void(types.int64, types.int64, types.int32, types.CPointer(types.int64)), cache=True, error_model="numpy"
+    )(lead)  # fmt: skip
 
 
 @njit(**_KERNEL)
@@ -188,7 +199,7 @@ def help_with(board, job):
     return False
 
 
-@njit(**_BODY)
+@njit(**BODY)
 def look_out(board, posted):
     """Wait a little for a job after the first `posted` jobs; return whether there is one."""
     until = now() + board[SPINS]
