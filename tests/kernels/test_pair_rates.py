@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import njit
 
 from stratarec.kernels.trees import CODES
 from stratarec.kernels.trees.pair_lookup import look_up, pack_pairs
@@ -75,10 +76,15 @@ def test_numbers_that_are_no_codes_have_a_code() -> None:
     np.testing.assert_array_equal(packed_rates(rows, rates, S), expected)
 
 
+@njit
+def fill_rates(rows, packed, result):
+    look_up(rows, packed, result, 2)
+
+
 def packed_rates(rows: np.ndarray[Any, Any], rates: PairRates, categorical: int) -> np.ndarray[Any, Any]:
     """Return the rates that the kernel adds behind two columns."""
     result = np.full((len(rows), 2 + len(rates.pairs)), -1, np.float32)
-    look_up(rows, pack_pairs(rates, categorical), result, 2)
+    fill_rates(rows, pack_pairs(rates, categorical), result)
     assert (result[:, :2] == -1).all()
     return result[:, 2:]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba import njit
 
 from stratarec.kernels.trees import CODES
 from stratarec.kernels.trees.sums import (
@@ -44,9 +45,14 @@ def draw(seed: int, trees: int = T) -> tuple[np.ndarray[Any, Any], TreeArrays]:
     return rows.astype(np.float32), TreeArrays(*(array.astype(np.float32) for array in arrays))
 
 
+@njit
+def add_sums(rows, packed, leaves, block, sums):
+    sum_trees(rows, packed, leaves, block, sums)
+
+
 def sums_of(rows: Any, packed: PackedTrees, leaves: Any, members: int) -> Any:
     sums = np.zeros((len(rows), members), dtype=np.float64)
-    sum_trees(rows, packed, leaves, empty_block(rows), sums)
+    add_sums(rows, packed, leaves, empty_block(rows), sums)
     return sums.astype(np.float32)
 
 

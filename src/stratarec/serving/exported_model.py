@@ -29,7 +29,7 @@ from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.codec.records import decode
 from stratarec.kernels.pooling import gather, pool
 from stratarec.kernels.raw_values.row_features import RowFeatures
-from stratarec.kernels.trees.columns import FittedTrees, Samples, tree_logits
+from stratarec.kernels.trees.columns import FittedTrees, Samples, compute_trees
 from stratarec.models import build_network
 from stratarec.models.base import Network
 from stratarec.models.calibration import Calibration
@@ -102,7 +102,7 @@ class ExportedModel:
         if self.trees is None:
             return rows.dense
         samples = Samples(rows.dense, rows.ids, rows.offsets, self.tree_keys)
-        return np.concatenate([rows.dense, tree_logits(samples, self.trees)], axis=1)
+        return np.concatenate([rows.dense, compute_trees(samples, self.trees)[1]], axis=1)
 
     def updated(self, folder: Path) -> ExportedModel:
         """Return a new model with the changes of a delta applied; this model is not changed."""

@@ -12,6 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from stratarec.kernels.runtime.python_lock import release_lock, take_lock
+from stratarec.kernels.runtime.team import BODY
 from stratarec.kernels.trees.pair_lookup import PackedPairs, look_up
 from stratarec.kernels.trees.sums import PackedTrees, empty_block, sum_trees
 
@@ -34,33 +35,11 @@ class Samples(NamedTuple):
     """``[S, 2]`` key of each feature that trees compare, and whether it is a list."""
 
 
-def fill_columns(samples: Samples, rates: Floats, pairs: PackedPairs) -> Floats:
-    """Return codes, dense features, click rates of codes and click rates of pairs, ``[B, S + D + S + P]``.
-
-    The code of a feature is its id plus 1, or 0 if there is none. Of a list, code and rate are its length.
-
-    Parameters
-    ----------
-    samples : Samples
-    rates : ndarray
-        ``[S, R]`` click rates; codes from R on have the rate of code 0.
-    pairs : PackedPairs
-    """
-    rows = _empty_rows(samples, pairs)
-    _fill(tuple(samples), rates, tuple(pairs), rows)
-    return rows
-
-
-def _empty_rows(samples: Samples, pairs: PackedPairs) -> Floats:
-    size, width = samples.dense.shape
-    return np.empty((size, 2 * len(samples.keys) + width + len(pairs.columns)), dtype=np.float32)
-
-
 class FittedTrees(NamedTuple):
     """Boosted trees, and the click rates that they compare."""
 
     rates: Floats
-    """``[S, R]``."""
+    """``[S, R]`` click rates of codes."""
     pairs: PackedPairs
     trees: PackedTrees
     leaves: Floats
@@ -69,12 +48,19 @@ class FittedTrees(NamedTuple):
     """M."""
 
 
-def tree_logits(samples: Samples, fitted: FittedTrees) -> Floats:
-    """Return the logits of the members that are trees, ``[B, M]``."""
+def compute_trees(samples: Samples, fitted: FittedTrees) -> tuple[Floats, Floats]:
+    """Return the numbers that trees compare, and the logits of the members that are trees, ``[B, M]``.
+
+    The numbers are codes, dense features, click rates of codes and click rates of pairs, ``[B, S + D + S + P]``. The
+    code of a feature is its id plus 1, or 0 if there is none. Of a list, code and rate are its length. Codes from R on
+    have the rate of code 0.
+    """
     rates, pairs, trees, leaves, members = fitted
-    rows, sums = _empty_rows(samples, pairs), np.zeros((len(samples.dense), members))
+    size, width = samples.dense.shape
+    rows = np.empty((size, 2 * len(samples.keys) + width + len(pairs.columns)), dtype=np.float32)
+    sums = np.zeros((size, members))
     _compute(tuple(samples), rates, tuple(pairs), tuple(trees), leaves, rows, empty_block(rows), sums)
-    return sums.astype(np.float32)
+    return rows, sums.astype(np.float32)
 
 
 @njit(cache=True)
@@ -86,7 +72,7 @@ def _compute(samples, rates, pairs, trees, leaves, rows, block, sums):
         take_lock(state)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def _fill(samples, rates, pairs, rows):
     dense, ids, offsets, keys = samples
     sparse, width = len(keys), dense.shape[1]
@@ -104,7 +90,7 @@ def _fill(samples, rates, pairs, rows):
 
 
 def reference_columns(samples: Samples, rates: Floats) -> Floats:
-    """Compute `fill_columns` without pairs, one number at a time."""
+    """Return the numbers that trees compare, without pairs, computed one at a time."""
     size, rows = len(samples.dense), []
     for b, dense in enumerate(samples.dense):
         codes, code_rates = [], []

@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from stratarec.kernels.runtime.team import BODY
 from stratarec.kernels.trees import CODES
 from stratarec.kernels.trees.pair_rates import PairRates
 
@@ -59,7 +60,7 @@ def pack_pairs(rates: PairRates, categorical: int) -> PackedPairs:
     )
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def look_up(rows, packed, result, column):
     """Set ``result[b, column + p]`` to the click rate of pair p in row b of `rows`, ``[B, C]``."""
     for p in range(len(packed.columns)):

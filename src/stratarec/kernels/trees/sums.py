@@ -146,7 +146,7 @@ def empty_block(rows: Floats) -> Floats:
     return np.empty((rows.shape[1], min(len(rows), _BLOCK)), dtype=np.float32)
 
 
-@njit(nogil=True, cache=True)
+@njit(**BODY)
 def sum_trees(rows, trees, leaves, block, sums):
     """Add the leaves that each row reaches to ``sums``, ``[B, M]`` float64.
 

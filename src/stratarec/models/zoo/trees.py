@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.kernels.trees.columns import FittedTrees, Samples, fill_columns, tree_logits
+from stratarec.kernels.trees.columns import FittedTrees, Samples, compute_trees
 from stratarec.kernels.trees.pair_lookup import PackedPairs, pack_pairs
 from stratarec.kernels.trees.pair_rates import EDGE_FIELDS, PAIR_FIELDS, RATE_FIELDS, PairRates
 from stratarec.kernels.trees.sums import NODE_FIELDS, TREE_FIELDS, PackedTrees, TreeArrays, pack_trees
@@ -150,7 +150,7 @@ class TreeMembers(nn.Module):
         """Return the numbers that trees compare: codes, dense features, click rates of codes and click rates of pairs,
         ``[B, S + F + S + P]``.
         """
-        return fill_columns(self._samples(dense, sparse), self.rates.cpu().numpy(), self._packed_pairs())
+        return compute_trees(self._samples(dense, sparse), self.fitted())[0]
 
     def keys(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Return the place of each feature among `names`, and whether it is a list, ``[S, 2]``."""
@@ -180,7 +180,7 @@ class TreeMembers(nn.Module):
 
     def forward(self, dense: Tensor, sparse: KeyedJagged) -> Tensor:
         """Return the logits of members, ``[B, M]``, on the CPU."""
-        return torch.from_numpy(tree_logits(self._samples(dense, sparse), self.fitted()))
+        return torch.from_numpy(compute_trees(self._samples(dense, sparse), self.fitted())[1])
 
     def fitted(self) -> FittedTrees:
         """Return the trees as they are now."""
