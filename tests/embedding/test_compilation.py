@@ -21,7 +21,7 @@ def test_updates_call_the_selected_kernel_variant(optimizer: RowOptimizerConfig)
     kernel = kernels(*blocks(4)).update
     if not hasattr(kernel, "signatures"):
         pytest.skip("kernels are not compiled")
-    compilation.update_one_row(4, optimizer)
+    compilation.use_one_row(4, optimizer)
     compiled = kernel.signatures
     table = EmbeddingBagConfig(name="t", num_embeddings=5, embedding_dim=4, feature_names=("f",))
     collection = TieredEmbeddingBagCollection([table], optimizer=optimizer)
@@ -31,15 +31,15 @@ def test_updates_call_the_selected_kernel_variant(optimizer: RowOptimizerConfig)
 
 
 def test_child_process_compiles_until_it_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def update(width: int, optimizer: RowOptimizerConfig) -> None:
+    def use(width: int, optimizer: RowOptimizerConfig) -> None:
         (tmp_path / f"{width} {os.getpid() == parent}").touch()
         raise OSError  # an error in the child process ends only the child
 
     parent = os.getpid()
     monkeypatch.setattr(compilation, "is_compiled", lambda width: False)
     monkeypatch.setattr(compilation, "cores", lambda: 2)
-    monkeypatch.setattr(compilation, "update_one_row", update)
-    wait = compilation.compile_update([16], ADAM)
+    monkeypatch.setattr(compilation, "use_one_row", use)
+    wait = compilation.compile_kernels([16], ADAM)
     wait()
     wait()
     assert [path.name for path in tmp_path.iterdir()] == ["16 False"]
@@ -53,4 +53,4 @@ def test_no_child_process_is_forked_without_need(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "fork", fork)
     monkeypatch.setattr(compilation, "is_compiled", lambda width: compiled)
     monkeypatch.setattr(compilation, "cores", lambda: cores)
-    compilation.compile_update([16], ADAM)()
+    compilation.compile_kernels([16], ADAM)()

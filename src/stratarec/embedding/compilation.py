@@ -1,7 +1,7 @@
-"""Compile the row update in a second process, while this process compiles other kernels and reads data.
+"""Compile kernels of rows in a second process, while this process compiles other kernels and reads data.
 
-Numba compiles on one thread, and the update takes half of the 13 s for which the kernels of a first run compile. A
-forked child updates one row, which compiles the update and stores it in Numba's cache on disk. The first step loads it.
+Numba compiles on one thread, and these kernels take a third of the time for which the kernels of a first run compile. A
+forked child uses one row, which compiles the kernels and stores them in Numba's cache on disk. This process loads them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection
 import numpy as np
 import torch
 
-from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.codecs import RecordCodec
+from stratarec.embedding.config import CodecConfig, EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
 from stratarec.embedding.slots import Level0
 from stratarec.embedding.slots.cpu import CpuSlots
@@ -31,8 +32,8 @@ from stratarec.kernels.update.cpu import is_compiled
 _MOST_SECONDS = 60
 
 
-def compile_update(widths: Collection[int], optimizer: RowOptimizerConfig) -> Callable[[], None]:
-    """Start to compile the update of rows in DRAM, unless Numba's cache has one; return a function that waits for it.
+def compile_kernels(widths: Collection[int], optimizer: RowOptimizerConfig) -> Callable[[], None]:
+    """Start to compile kernels of rows in DRAM, unless Numba's cache has the update; return a function that waits.
 
     Parameters
     ----------
@@ -47,23 +48,25 @@ def compile_update(widths: Collection[int], optimizer: RowOptimizerConfig) -> Ca
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns if the process has threads
         child = os.fork()
     if child:
-        return lambda: _wait(child)
+        running = [child]
+        return lambda: _wait(running)
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_MOST_SECONDS)
         for width in widths:
-            update_one_row(width, optimizer)
+            use_one_row(width, optimizer)
     finally:
         os._exit(0)  # also after an error, which is not reported: the parent then compiles
 
 
-def _wait(child: int) -> None:
-    with contextlib.suppress(ChildProcessError):  # the function may be called again
-        os.waitpid(child, 0)
+def _wait(running: list[int]) -> None:
+    while running:  # called before each update of rows
+        with contextlib.suppress(ChildProcessError):  # the user's code may have waited for all child processes
+            os.waitpid(running.pop(), 0)
 
 
-def update_one_row(width: int, optimizer: RowOptimizerConfig) -> None:
-    """Update one row of `width` floats."""
+def use_one_row(width: int, optimizer: RowOptimizerConfig) -> None:
+    """Update a row of `width` floats, look it up again, and read such a row from a checkpoint."""
     clock = StepClock(optimizer)
     table = EmbeddingBagConfig(name="t", num_embeddings=1, embedding_dim=width, feature_names=("f",))
     one = np.zeros(1, dtype=np.int64)
@@ -71,3 +74,10 @@ def update_one_row(width: int, optimizer: RowOptimizerConfig) -> None:
     staged = StagedBags(group_layout([table], {"f": 0}, [0], [1]), bags)
     slots = CpuSlots(Level0(), 1, width, optimizer)
     slots.update(staged, Gradients(torch.zeros(1, width), []), clock.rule, clock.missed)
+    clock.step = 1
+    if clock.missed is not None:
+        slots.apply_missed_steps(staged, clock.missed)
+    rows = slots.read(one)
+    full_state, row_state = len(optimizer.full_state), bool(optimizer.row_state)
+    codec = RecordCodec(CodecConfig(), width=width, row_state=row_state, full_state=full_state, clock=optimizer.clocked)
+    codec.decode(np.zeros((1, codec.record_bytes), dtype=np.uint8), one, rows, one)

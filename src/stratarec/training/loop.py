@@ -129,8 +129,6 @@ class Loop:
     def _train_step(self, batch: Batch, request: Request, handle: Handle) -> None:
         """Train one batch, and move the position of the run behind it."""
         state = self._state
-        if not self._is_warm:
-            self._run.session.wait_for_kernels()
         with ExitStack() as stack:
             for hook in self._hooks:
                 stack.enter_context(hook(state.step))

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
-from stratarec.embedding.compilation import compile_update
+from stratarec.embedding.compilation import compile_kernels
 from stratarec.errors import TrainingError
 from stratarec.io.owned_directory import named_directory
 from stratarec.models.base import build_tables
@@ -270,7 +270,7 @@ class Trainer:
             if mesh.ranks == 1 and self._resolved.device.type == "cpu":
                 tables = build_tables(self.recipe.model, dataset.schema, dataset.table_rows())
                 # It forks: before kernels start threads, and before this process has locks, which a child would share.
-                compiled = compile_update({table.embedding_dim for table in tables}, config.embedding)
+                compiled = compile_kernels({table.embedding_dim for table in tables}, config.embedding)
                 stack.callback(compiled)
                 self._session = replace(self._session, wait_for_kernels=compiled)
             stack.enter_context(dataset.locked())

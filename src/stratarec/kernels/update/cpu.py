@@ -375,7 +375,7 @@ def _gradient_arrays(layout, gradients):
 
 def apply_missed_steps(slots, layout, bags, missed, workspace):
     threads, most, tasks = state_of(workspace).share(layout, bags)
-    if not most:
+    if not most or not missed.steps:
         return
     kernels(*blocks(layout.width)).apply_missed(
         team_of(threads), layout.width, tuple(slots), batch_arrays(layout, bags), tasks, compiled(missed.rule)[0],
@@ -384,6 +384,8 @@ def apply_missed_steps(slots, layout, bags, missed, workspace):
 
 
 def apply_missed_steps_to_range(slots, width, first, last, missed):
+    if not missed.steps:  # the first step of a run does not wait until the kernel is compiled
+        return
     # Every piece of the range is a table that one feature looks up completely, so that no kernel of its own must be
     # compiled and loaded.
     base = np.arange(first, last, _PIECE)

@@ -169,6 +169,7 @@ def build_run(
         pipeline: TrainPipeline
         if mesh.ranks == 1:
             pipeline = build_pipeline(model, optimizer, config, loader)
+            pipeline.wait_for_kernels = session.wait_for_kernels
         else:
             reducer = GradientReducer(mesh, model.network, recipe.distributed.dense_wire)
             pipeline = RankPipeline(mesh, model, optimizer, config, loader, reduction=reducer)

@@ -149,6 +149,8 @@ class TrainPipeline:
         """Number of steps before this run or period. Random numbers and averages count them; schedules do not."""
         self.say: Callable[[str], None] = lambda text: None
         """Called with a line if steps on a device must run without a graph, although they could have one."""
+        self.wait_for_kernels: Callable[[], None] = lambda: None
+        """Called before each update of rows in DRAM: it returns when another process has compiled their kernels."""
 
     # Ahead of training
 
@@ -227,6 +229,7 @@ class TrainPipeline:
             gradients = self.backward(loss, rows)
         with timed(self.seconds, "update network"):
             scale = self.clip(rows.handle, gradients)
+        self.wait_for_kernels()
         with timed(self.seconds, "backward"), timed(self.seconds, "update rows"):
             self.engine.update_rows(rows.handle, gradients, scale)
         with timed(self.seconds, "update network"):
