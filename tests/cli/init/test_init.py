@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import yaml
 
 from errors import check_refusal
 from stratarec.cli import main
+from stratarec.cli.init import sample as sample_module
+from stratarec.cli.init.draft import draft
 from stratarec.cli.init.guess import guess
 from stratarec.cli.init.sample import read_sample
 from stratarec.cli.init_command import shipped_names
@@ -219,3 +222,50 @@ def test_shipped_recipes_are_copied(name: str, tmp_path: Path, monkeypatch: pyte
     assert main(["init", "--recipe", name]) == 0
     assert Recipe.load(f"{name}.yaml").name == name
     assert main(["init", "--recipe", name, "-o", f"more/{name}.yaml"]) == 0
+
+
+def days(directory: Path, form: str) -> tuple[str, int]:
+    """Write a log with a file for each of ten days; return the directory and the number of rows."""
+    directory.mkdir()
+    draws, ids = np.random.default_rng(0), iter(range(10_000))
+    for day in range(10):
+        rows = 80 + 10 * day
+        frame = pl.DataFrame({
+            "event": [f"e{next(ids):05d}" for _ in range(rows)],
+            "ts": np.sort(draws.integers(0, 86_400, rows)) + 1_700_006_400 + 86_400 * day,
+            "item": draws.integers(0, 9, rows), "click": draws.integers(0, 2, rows),
+        })  # fmt: skip
+        frame = frame.select(sorted(frame.columns, reverse=bool(day % 2)))
+        path = directory / f"day={day}{form}"
+        if form == ".csv.gz":
+            path.write_bytes(gzip.compress(frame.write_csv().encode()))
+        else:
+            {".csv": frame.write_csv, ".jsonl": frame.write_ndjson, ".parquet": frame.write_parquet}[form](path)
+    return str(directory), next(ids)
+
+
+FORMS = (".csv", ".csv.gz", ".jsonl", ".parquet")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_small_log_of_many_files_is_read_as_a_whole(form: str, tmp_path: Path) -> None:
+    path, rows = days(tmp_path / "log", form)
+    sample = read_sample((path,))
+    assert sample.is_complete
+    assert sample.frame["event"].n_unique() == len(sample.frame) == rows
+    text = draft((path,), tmp_path / "log.yaml")[0].read_text()
+    assert yaml.safe_load(text)["data"]["split"] == {"by": "time", "valid": "16h", "test": "19h"}
+
+
+@pytest.mark.parametrize("head", [1 << 12, 1 << 13, 24_000])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sample_shows_the_end_of_a_log_and_has_no_row_twice(
+    form: str, head: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_module, "_HEAD_BYTES", head)
+    monkeypatch.setattr(sample_module, "_TAIL_BYTES", 1 << 12)
+    monkeypatch.setattr(sample_module, "_ROWS", head // 16)
+    path, rows = days(tmp_path / "log", form)
+    frame = read_sample((path,)).frame
+    assert frame["event"].n_unique() == len(frame) < rows or head > 1 << 13
+    assert int(frame["ts"].max()) // 86_400 - int(frame["ts"].min()) // 86_400 == 9  # type: ignore[arg-type, operator]

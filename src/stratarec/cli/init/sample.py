@@ -1,6 +1,7 @@
 """Read a sample of a log, and detect the format of its files.
 
-The sample is the beginning of the first file and, if it can be read quickly, the end of the last one.
+The sample is the beginning of the log, which is all of a small log, also of many files. If it ends before the log
+does, a part of the last file is added, so that the sample shows when the log ends.
 """
 
 from __future__ import annotations
@@ -187,10 +188,12 @@ def _table(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     lacking = _incomplete(files, _table_names)
     schemas = [(file.path, _table_schema(file)) for file in files[:_FILES]]
     column_types([name for name in schemas[0][1].names if name not in lacking], schemas)
-    for file in dict.fromkeys((files[0], files[-1])):
+    is_small = total <= _ROWS
+    for file in files if is_small else dict.fromkeys((files[0], files[-1])):
         with file.open() as raw:
             reader = open_table(raw, file)
-            for group in dict.fromkeys((0, len(reader.group_rows) - 1)):
+            groups = len(reader.group_rows)
+            for group in range(groups) if is_small else dict.fromkeys((0, groups - 1)):
                 frames += _first_rows(reader, group, file)
     try:
         frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
@@ -256,18 +259,20 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
         if b"\n" in head.strip():
             break  # a file of one line may be a header alone
     files = (file, *(other for other in files if other is not file))
-    is_complete = len(files) == 1 and chunk.bytes_done >= file.size
+    heads, is_complete = _heads(files, encoding)
+    tail = b"" if is_complete else _tail(files[-1], len(heads.get(files[-1], b"")), encoding)
+    if not is_complete and not tail and files[-1] not in heads:
+        heads[files[-1]] = _front(files[-1], _TAIL_BYTES, encoding)
     if bare_name(file.path).endswith(JSON_SUFFIXES):
         check_json_lines(head, file.path)
     if head.lstrip().startswith(b"{"):
         options = {} if bare_name(file.path).endswith(JSON_SUFFIXES) else {"format": "jsonl"}
         lacking = _incomplete(files, partial(_json_names, encoding=encoding))
-        frame = _json(head, file).drop(lacking, strict=False)
+        frame = _json(heads, tail).drop(lacking, strict=False)
         sample = LogSample(paths=paths, kind="csv", options=options, frame=frame, total=0, incomplete=lacking)
         sample = _with_written_numbers(sample, "")
     else:
-        tail = b"" if is_complete else _tail(files[-1], encoding)
-        sample = _delimited(paths, files, head, tail, encoding)
+        sample = _delimited(paths, files, heads, tail, encoding)
     rows = sample.frame.height
     sample = sample if encoding == "utf-8" else replace(sample, options={**sample.options, "encoding": encoding})
     return replace(sample, total=rows if is_complete else max(estimate_rows(files, _MAX_LINE_BYTES, encoding), rows))
@@ -288,23 +293,42 @@ def _head(file: InputFile) -> tuple[TextChunk, str]:
     return replace(chunk, content=chunk.content.decode(encoding).encode()), encoding
 
 
+def _heads(files: tuple[InputFile, ...], encoding: str) -> tuple[dict[InputFile, bytes], bool]:
+    """Return the beginning of the log as UTF-8, by file, and whether it is the whole log."""
+    heads, room = dict[InputFile, bytes](), _HEAD_BYTES
+    for file in files[:_FILES]:
+        heads[file] = b""
+        for chunk in read_chunks(file, _HEAD_BYTES, _MAX_LINE_BYTES, encoding=encoding):
+            heads[file] += chunk.content
+            room -= len(chunk.content)
+            if room <= 0:
+                break
+        heads[file] = heads[file].removeprefix(BOM)
+        check_utf8(heads[file], file.path)
+        if room <= 0:
+            return heads, False
+    return heads, len(files) <= _FILES
+
+
 def _delimited(
-    paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes, tail: bytes, encoding: str
+    paths: tuple[str, ...], files: tuple[InputFile, ...], heads: dict[InputFile, bytes], tail: bytes, encoding: str
 ) -> LogSample:
-    file, options = files[0], dict[str, Any]()
+    file, head, options = files[0], heads[files[0]], dict[str, Any]()
     mark = _delimiter(head, file)
     if mark != ("\t" if bare_name(file.path).endswith(TSV_SUFFIXES) else ","):
         options["delimiter"] = mark
-    names, skipped, header_lines = read_header(head, file.path, mark, '"')
-    last, lacking = names, dict[str, str]()
-    if _is_header(names, first_records(head[skipped:], mark), file):
+    names, skipped, _ = read_header(head, file.path, mark, '"')
+    last, lacking, rows = names, dict[str, str](), list[pl.DataFrame]()
+    has_header = _is_header(names, first_records(head[skipped:], mark), file)
+    if has_header:
         lacking = _incomplete(files, partial(_header, mark=mark, encoding=encoding))
         last = _header(files[-1], mark, encoding)
     else:
         names = last = options["columns"] = [f"column_{place}" for place in range(1, len(names) + 1)]
-        skipped = header_lines = 0
-    rows = _read(head[skipped:], names, mark, file, header_lines + 1)
-    text = pl.concat([rows, _read(tail, last, mark, None)], how="diagonal")
+    for each, content in heads.items():
+        fields, skipped, lines = read_header(content, each.path, mark, '"') if has_header and content else (names, 0, 0)
+        rows.append(_read(content[skipped:], fields, mark, each, lines + 1))
+    text = pl.concat([*rows, _read(tail, last, mark, None)], how="diagonal")
     columns, missing = [], {}
     for column in text.drop(lacking, strict=False).iter_columns():
         converted, words = typed(column)
@@ -418,12 +442,14 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _json(head: bytes, file: InputFile) -> pl.DataFrame:
+def _json(heads: dict[InputFile, bytes], tail: bytes) -> pl.DataFrame:
     try:
-        frame = pl.read_ndjson(io.BytesIO(head), infer_schema_length=None)
+        frame = pl.read_ndjson(io.BytesIO(b"".join([*heads.values(), tail])), infer_schema_length=None)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        _check_json(head, file)
-        raise DataError(f"{file.path}: the lines are not JSON objects with consistent types") from error
+        for file, head in heads.items():
+            _check_json(head, file)
+        path = next(iter(heads)).path
+        raise DataError(f"{path}: the lines are not JSON objects with consistent types") from error
     # `prepare` also reads whole numbers beyond 64 bits as text.
     return frame.with_columns(column.cast(pl.String) for column in frame.iter_columns() if column.dtype == pl.Int128)
 
@@ -463,12 +489,13 @@ def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | Non
     return frame.rename(dict(zip(frame.columns, columns, strict=True)))
 
 
-def _tail(file: InputFile, encoding: str) -> bytes:
-    """Read the last lines of a local, uncompressed file, as UTF-8."""
+def _tail(file: InputFile, known: int, encoding: str) -> bytes:
+    """Read the last lines of a local, uncompressed file, as UTF-8. The sample has its first `known` bytes already."""
     if "://" in file.path or compression_of(file.front(), file.path) or encoding not in _NARROW:
         return b""
     with file.open() as raw:
-        raw.seek(max(file.size - _TAIL_BYTES, 0))
+        # One byte more, because a partial line is left out: at `known`, a line begins.
+        raw.seek(max(file.size - _TAIL_BYTES, known - 1, 0))
         content = raw.read()
     content = content[content.find(b"\n") + 1 :].decode(encoding, "replace").encode()
     return b"" if b"\xef\xbf\xbd" in content else content
