@@ -307,3 +307,13 @@ def test_an_error_in_json_is_named_by_line_or_the_line_is_skipped(tmp_path: Path
     assert chunk.rows is not None
     assert chunk.rows.tolist() == [1, 4]
     assert chunk.bad_rows == 1
+
+
+def test_a_field_of_json_that_only_late_lines_have_is_missing_in_the_others(tmp_path: Path) -> None:
+    rows = [{"y": 1, "item": "a", "other": {"tags": 3}} for _ in range(1500)]
+    rows += [{"y": 0, "item": "b", "tags": ["x"]}]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    schema = Schema(label="y", sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi")))
+    assert read(tmp_path / "log.jsonl", schema)["tags"].to_list() == [None] * 1500 + [["x"]]
+    with refuses(DataError, "no column 'tag'"):
+        read(tmp_path / "log.jsonl", Schema(label="y", sparse=(SparseFeature(name="item"), SparseFeature(name="tag"))))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -114,6 +115,15 @@ def fresh(place: Path, frame: pl.DataFrame) -> str:
 def scores(place: Path, *arguments: str) -> pl.DataFrame:
     assert main(["predict", "-q", run_of(place), *arguments, "-o", str(place / "out.parquet")]) == 0
     return pl.read_parquet(place / "out.parquet")
+
+
+def test_a_directory_that_is_no_data_set_is_a_log(place: Path) -> None:
+    log = Path(fresh(place, pl.read_parquet(place / "log.parquet").head(50)))
+    (place / "day").mkdir(exist_ok=True)
+    shutil.copy(log, place / "day")
+    expected, actual = scores(place, str(log)), scores(place, str(place / "day"))
+    assert actual["score"].to_list() == expected["score"].to_list()
+    assert actual["file"].unique().to_list() == [str(place / "day" / log.name)]
 
 
 def test_rows_without_labels_have_the_history_of_earlier_logs(place: Path) -> None:

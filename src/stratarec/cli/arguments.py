@@ -169,10 +169,12 @@ def data_or_logs(args: argparse.Namespace, **options: list[str]) -> tuple[str | 
         Values of options that only raw logs support, by their names.
     """
     from stratarec.data.sources.files import STANDARD_INPUT, copy_standard_input
+    from stratarec.io.owned_directory import MARKER
 
     args.fields = [word for word in args.data if _FIELD.match(word) and not Path(word).exists()]
     args.data = [word for word in args.data if word not in args.fields]
-    logs = [] if len(args.data) == 1 and Path(args.data[0]).is_dir() else args.data
+    # Any other directory contains the files of a log, as for `init` and `prepare`.
+    logs = [] if len(args.data) == 1 and (Path(args.data[0]) / MARKER).exists() else args.data
     if args.fields and not logs:
         raise ConfigError(f"{args.fields[0]} applies to raw logs; name log files")
     if STANDARD_INPUT in logs:

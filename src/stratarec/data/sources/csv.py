@@ -108,7 +108,7 @@ class CsvSource:
         """Return the names of the columns of the first file that is not empty."""
         file, content = self._front()
         if _is_json(self._config, file):
-            return list(first_json_values(content))
+            return list(first_json_values(content, self._names))
         header = self._header(file, content)
         if not set(header.names) & set(self._names):
             check_present(header.names, self._names[-1:], file.path, self._advice())
@@ -194,7 +194,7 @@ class CsvSource:
         config = self._config
         if _is_json(config, file):
             check_json_lines(content, file.path)
-            values = first_json_values(content)
+            values = first_json_values(content, self._names)
             present = list(values or ())
             check_present(present, self._names if values else (), file.path)
             # A JSON file may also have lists as text with separators, if the schema was written for delimited text.

@@ -17,7 +17,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -585,18 +585,32 @@ def check_json_lines(content: bytes, path: str) -> None:
         )
 
 
-def first_json_values(content: bytes) -> dict[str, Any]:
-    """Return name -> first value that is not null, for the fields in the first lines, in order of appearance."""
+def first_json_values(content: bytes, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Return name -> first value that is not null, for the fields in the first lines, in order of appearance.
+
+    Fields of `names`, which may be rare, are searched in all lines.
+    """
     values: dict[str, Any] = {}
-    for text in content.split(b"\n", _NAME_LINES)[:_NAME_LINES]:
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
+    lines = content.split(b"\n")
+    for text in lines[:_NAME_LINES]:
+        _add_values(values, text)
+    for name in names:
+        key = json.dumps(name, ensure_ascii=False).encode()
+        for text in lines[_NAME_LINES:] if values.get(name) is None else ():
+            if key in text:
+                _add_values(values, text)
+            if values.get(name) is not None:
+                break
+    return values
+
+
+def _add_values(values: dict[str, Any], text: bytes) -> None:
+    """Add the fields of a JSON line that `values` lacks or has as null."""
+    with suppress(ValueError, RecursionError):
+        row = json.loads(text)
         for name, value in row.items() if isinstance(row, dict) else ():
             if values.get(name) is None:
                 values[name] = value
-    return values
 
 
 def _refuse_constant(constant: str) -> None:
