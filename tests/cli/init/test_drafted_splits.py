@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import yaml
 
 from stratarec.cli.init.draft import content_of
+from stratarec.cli.init.draft import draft as write_draft
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.splits import SplitConfig
@@ -172,3 +174,53 @@ def test_a_column_that_names_the_split_of_some_rows_is_neither_a_split_nor_a_fea
     content = draft(tmp_path, {"item": np.random.default_rng(0).integers(0, 9, ROWS), "split": pl.Series(split)})
     assert content["data"]["split"]["by"] == "fraction"
     assert [feature["name"] for feature in content["data"]["source"]["schema"]["sparse"]] == ["item"]
+
+
+def split_of(tmp_path: Path, columns: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Draft a recipe; return its split, and the reasons of columns that are left out."""
+    draws = np.random.default_rng(0)
+    log = {"item": draws.integers(0, 9, ROWS), "click": draws.integers(0, 2, ROWS), **columns}
+    pl.DataFrame(log).write_csv(tmp_path / "log.csv")
+    (tmp_path / "log.yaml").unlink(missing_ok=True)
+    text = write_draft((str(tmp_path / "log.csv"),), tmp_path / "log.yaml")[0].read_text()
+    content = yaml.safe_load(text)
+    ignored = dict(line[10:].split(": ", 1) for line in text.splitlines() if line.startswith("      #   "))
+    return content["data"]["split"], ignored
+
+
+def test_a_flag_of_most_rows_does_not_name_splits(tmp_path: Path) -> None:
+    rare = np.resize([0] * 9 + [1], ROWS)
+    assert split_of(tmp_path, {"is_valid": 1 - rare})[0]["by"] == "fraction"  # of clicks, as robots are filtered
+    assert split_of(tmp_path, {"is_test": np.resize([0, 1], ROWS)})[0]["by"] == "fraction"  # of two variants
+    assert split_of(tmp_path, {"is_valid": rare})[0]["valid"] == ["1"]
+    assert split_of(tmp_path, {"is_test": rare.astype(float)})[0]["test"] == ["1.0"]
+
+
+def test_of_several_columns_that_name_splits_one_is_used_and_none_is_a_feature(tmp_path: Path) -> None:
+    names = np.tile(GIVEN, ROWS // 10)
+    split, ignored = split_of(tmp_path, {"is_train": (names == "train").astype(int), "dataset": names})
+    assert split["column"] == "dataset"
+    assert "dataset" in ignored["is_train"]
+
+
+def test_a_split_that_contradicts_the_time_or_has_no_labels_is_drafted_with_a_doubt(tmp_path: Path) -> None:
+    order = np.resize(["train", "test"], ROWS)
+    times = np.arange(ROWS) * 900 + FIRST
+    for split, doubts in ((order, False), (np.sort(order), True)):
+        split_of(tmp_path, {"time": times, "split": split})
+        assert ("later than the test" in (tmp_path / "log.yaml").read_text()) == doubts
+    click = np.where(order == "test", 0, np.random.default_rng(1).integers(0, 2, ROWS))
+    assert split_of(tmp_path, {"split": order, "click": click})[0]["test"] == ["test"]
+    assert "same label" in (tmp_path / "log.yaml").read_text()
+
+
+def test_folds_of_a_cross_validation_are_no_feature(tmp_path: Path) -> None:
+    folds = np.resize(np.arange(5), ROWS)
+    split, ignored = split_of(tmp_path, {"kfold": folds})
+    assert split["by"] == "fraction"
+    hint = yaml.safe_load(ignored["kfold"].partition("data.split: ")[2])
+    content = yaml.safe_load((tmp_path / "log.yaml").read_text())
+    content["data"] |= {"split": hint, "path": str(tmp_path / "data")}
+    dataset = prepared(content)
+    assert [dataset.samples(split) for split in ("train", "valid", "test")] == [1800, 600, 600]
+    assert "kfold" not in split_of(tmp_path, {"kfold": folds**2})[1]

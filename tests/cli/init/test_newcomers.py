@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import yaml
 
 from stratarec.cli import main
 from stratarec.cli.init.guess import guess
@@ -311,3 +312,62 @@ def test_empty_texts_of_parquet_are_missing_users(tmp_path: Path, capsys: pytest
     assert "missing in 30% of rows" in capsys.readouterr().out
     assert main(["prepare", "-q", str(recipe), f"data.path={tmp_path / 'data'}"]) == 0
     assert Dataset.open(tmp_path / "data").vocabularies["item"].values == 2
+
+
+def labels(tmp_path: Path, columns: Columns, *options: str) -> tuple[int, str]:
+    """Run `init` on a log; return the exit code and the recipe."""
+    for name in ("log.csv", "log.yaml"):
+        (tmp_path / name).unlink(missing_ok=True)
+    pl.DataFrame(columns).write_csv(tmp_path / "log.csv")
+    code = main(["init", "-q", str(tmp_path / "log.csv"), "-o", str(tmp_path / "log.yaml"), *options])
+    return code, (tmp_path / "log.yaml").read_text() if not code else ""
+
+
+def test_rows_without_a_label_are_left_out_and_what_only_rows_with_one_have_is_no_feature(tmp_path: Path) -> None:
+    won = (np.random.default_rng(5).random(ROWS) < 0.4).tolist()
+    log = {
+        "bid": picks(range(1, 90)), "publisher": picks([f"p{number}" for number in range(20)], 4),
+        "price": [f"{1 + row % 7}.5" if wins else "" for row, wins in enumerate(won)], "won": list(map(int, won)),
+        "clicked": [str(click) if wins else "" for click, wins in zip(CLICKS, won, strict=True)],
+    }  # fmt: skip
+    for options in ([], ["--label", "clicked"]):
+        code, text = labels(tmp_path, log, *options)
+        assert code == 0
+        content = yaml.safe_load(text)
+        schema = content["data"]["source"]["schema"]
+        assert schema["label"] == "clicked"
+        assert content["data"]["on_bad_row"] == "skip"
+        used = {feature["name"] for feature in (*schema["dense"], *schema["sparse"])}
+        assert used == {"bid", "publisher"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (["1" if click else "" for click in CLICKS], "fill them"),
+        (["yes" if click else "" for click in CLICKS], "fill them"),
+        ([f"2023-11-01 00:{row // 60:02}:{row % 60:02}" if CLICKS[row] else "" for row in range(ROWS)], "add a column"),
+        ([*CLICKS[1:], sum(CLICKS[1:])], "totals"),
+    ],
+    ids=["ones", "words", "times", "totals"],
+)
+@pytest.mark.parametrize("options", [[], ["--label", "click"]], ids=["searched", "named"])
+def test_a_label_that_needs_a_change_of_the_log_is_an_error_that_names_it(
+    cells: list[Any], message: str, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = labels(tmp_path, {"item": picks(range(40)), "click": cells}, *options)
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_earlier_stage_is_proposed_as_the_label_only_if_it_can_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = [max(click, other) for click, other in zip(CLICKS, picks([0, 0, 1], 8), strict=True)]
+    days = moments("%Y-%m-%d")
+    log = {
+        "item": picks(range(40)), "opened_on": [day if there else "" for day, there in zip(days, opened, strict=True)],
+        "opened": opened, "click": CLICKS,
+    }  # fmt: skip
+    assert labels(tmp_path, log)[0] == 0
+    assert "--label opened\n" in capsys.readouterr().out

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import polars as pl
+
 from stratarec.cli.init.date_columns import DateChoice
 from stratarec.cli.init.events import (
     advise_user,
@@ -17,9 +19,9 @@ from stratarec.cli.init.events import (
     returns,
 )
 from stratarec.cli.init.features import Guess, Role, as_ids, as_sequence, guess_feature, is_name
-from stratarec.cli.init.label import class_weights, find_label, find_weight, positives
+from stratarec.cli.init.label import class_weights, find_label, find_weight, is_binary, positives
 from stratarec.cli.init.sample import LogSample
-from stratarec.cli.init.split_column import SplitColumn, find_split
+from stratarec.cli.init.split_column import SplitColumn, find_folds, find_splits
 from stratarec.cli.init.times import Times
 from stratarec.cli.init.words import ITEMS, names_a, tokens
 from stratarec.data.data_quality import Leak, find_leak
@@ -119,12 +121,17 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
     user = find_user(frame, candidates)
     time = find_time(frame, [column for column in candidates if user is None or column != user.name], user)
     guesses |= {key.name: key for key in (user, time.guess) if key is not None}
-    split = find_split(frame, [column for column in candidates if column not in guesses], positive)
-    if split is not None and split.missing:
-        reason = f"{split.reason}; {split.missing:,} sampled rows have no value: fill them to split by it"
-        guesses[split.name], split = Guess(name=split.name, role="ignored", reason=reason), None
-    elif split is not None:
-        guesses[split.name] = Guess(name=split.name, role="split", reason=split.reason)
+    splits = find_splits(frame, [column for column in candidates if column not in guesses], positive, time.times)
+    split = next((each for each in splits if not each.missing), None)
+    for each in splits:
+        why = f"{each.missing:,} sampled rows have no value: fill them to split by it"
+        if split is not None:
+            why = f"{split.name!r} names more splits, or is the first such column; to use this one, set data.split"
+        role: Role = "split" if each is split else "ignored"
+        reason = each.reason if each is split else f"{each.reason}; {why}"
+        guesses[each.name] = Guess(name=each.name, role=role, reason=reason)
+    folds = find_folds(frame, [column for column in candidates if column not in guesses])
+    guesses |= {column: Guess(name=column, role="ignored", reason=reason) for column, reason in folds.items()}
     session = find_session(frame, [column for column in candidates if column not in guesses], time.times)
     if session is not None:
         guesses[session.name] = session
@@ -144,6 +151,11 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
     for column in others:
         features = [other for other in others if guesses[other].role == "sparse"]
         guesses[column] = as_sequence(guesses[column], frame, features)
+    if positive.null_count():
+        for column in others:
+            reason = _known_with_label(frame[column], positive.is_not_null(), name)
+            if reason and guesses[column].role in _FEATURES:
+                guesses[column] = Guess(name=column, role="ignored", reason=reason)
     if user is None:
         item = find_item(list(guesses.values()))
         for column, advice in advise_user(guesses, frame, item.name if item else "").items():
@@ -157,7 +169,7 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
         if law and leak.certain:
             leak = replace(leak, text=f"{leak.text} If it is the sample weight ({law}), name it as `weight`")
         guesses[column] = _with_leak(guesses[column], leak, ignore=has_features)
-    stages = [column for column, leak in leaks.items() if leak.is_stage]
+    stages = [column for column, leak in leaks.items() if leak.is_stage and is_binary(frame[column])]
     if stages and not label:
         advice = f"for an earlier stage use --label {shell_word(stages[0])}"
         guesses[name] = replace(guesses[name], reason=f"{guesses[name].reason}; {advice}")
@@ -190,6 +202,15 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
         ),
         bad_rows=", ".join(f"{count:,} of the sampled rows have no {what}" for what, count in bad.items() if count),
     )
+
+
+def _known_with_label(column: pl.Series, known: pl.Series, label: str) -> str:
+    """Return why a column is no feature of a log in which some rows have no label; empty if it may be one."""
+    if column.filter(known).drop_nulls().n_unique() < 2:
+        return f"a single value, or none, in rows with a value of {label}"
+    if (column.is_not_null() == known).all():
+        return f"filled only in rows with a value of {label}: known only afterwards?"
+    return ""
 
 
 def find_item(guesses: Sequence[Guess]) -> Guess | None:

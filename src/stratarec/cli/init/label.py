@@ -47,7 +47,8 @@ def find_label(sample: LogSample, name: str) -> tuple[str | LabelRule, str]:
     frame = sample.frame
     if name:
         return _named_label(sample, name)
-    binary = [name for name in frame.columns if _is_binary(frame[name])]
+    with_gaps = [name for name in frame.columns if is_binary(frame[name])]
+    binary = [name for name in with_gaps if not frame[name].null_count()]
     words = {name: _words(frame[name]) for name in frame.columns}
     two_words = [name for name in words if len(words[name]) == 2]
     named = [name for name in frame.columns if tokens(name) & _LABELS]
@@ -61,6 +62,9 @@ def find_label(sample: LogSample, name: str) -> tuple[str | LabelRule, str]:
             return _word_rule(frame[name], "its name")
         if _has_two_numbers(frame[name]):
             return _threshold_rule(frame[name], "its name")
+    for name in plain if rated else [*plain, *named]:
+        if name in with_gaps:
+            return name, f"its name, and its values are 0 and 1; missing in {frame[name].null_count():,} sampled rows"
     ratings = [name for name in frame.columns if tokens(name) & _RATINGS and frame[name].dtype.is_numeric()]
     if ratings:
         return _threshold_rule(frame[ratings[0]], "its name")
@@ -144,8 +148,10 @@ def _named_label(sample: LogSample, option: str) -> tuple[str | LabelRule, str]:
     if infinite or (column.dtype.is_float() and column.is_infinite().any()):
         value = infinite[0] if infinite else "inf"
         raise DataError(f"--label is {name!r}, which contains {value}; it must contain finite numbers")
-    if _is_binary(column):
+    if is_binary(column):
         return name, reason
+    if fault := _fault(column):
+        raise DataError(f"--label is {name!r}, which {fault}")
     return _threshold_rule(column, reason) if column.dtype.is_numeric() else _word_rule(column, reason)
 
 
@@ -153,19 +159,34 @@ def _given_word_rule(column: pl.Series, word: str) -> tuple[LabelRule, str]:
     words = _words(column)
     share = float((_text(column) == word).mean() or 0) if words else 0.0  # type: ignore[arg-type]
     if not words:
-        raise DataError(f"--label is {column.name}={word}, but the column is {column.dtype}; name only the column")
+        raise DataError(
+            f"--label is {column.name}={word}, but the column is {column.dtype}; name only the column: its larger "
+            "numbers are then positive"
+        )
     if not 0 < share < 1:
         shown = ", ".join(map(repr, words[:_SHOWN]))
         raise DataError(f"--label is {column.name}={word}, which no row or every row has; its values are {shown}")
     return LabelRule(column=column.name, equals=word), f"named by --label; {share:.1%} of rows are {word!r}"
 
 
-def _is_binary(column: pl.Series) -> bool:
-    if column.null_count():
-        return False
-    if column.dtype == pl.Boolean:
-        return True
-    return column.dtype.is_numeric() and column.n_unique() == 2 and set(column.unique().to_list()) == {0, 1}
+def is_binary(column: pl.Series) -> bool:
+    """Whether the column has both 0 and 1, or true and false, and no other values. Values may be missing."""
+    is_flag = column.dtype.is_numeric() or column.dtype == pl.Boolean
+    return is_flag and set(column.drop_nulls().unique().to_list()) == {0, 1}
+
+
+def _fault(column: pl.Series) -> str:
+    """Return why a column cannot be a label until the log is changed, and how; empty if nothing is wrong."""
+    values, gaps = column.drop_nulls(), column.null_count()
+    if gaps and values.n_unique() == 1:
+        return f"is {values[0]!r} or missing; if rows without a value ({gaps:,}) are negative, fill them, as with 0"
+    if gaps and len(_words(column)) > _MANY_EVENTS:
+        return "has many values; to predict whether there is a value, add a column of 0 and 1 to the log"
+    if column.dtype.is_numeric() and len(values) >= _MIN_CLASS_ROWS:
+        most = float(values.max())  # type: ignore[arg-type]
+        if most > 1 and abs(float(values.sum()) - 2 * most) < 1e-6 * most:
+            return f"is {most:g} in one row, as much as in all other rows: remove the row of totals from the log"
+    return ""
 
 
 def _has_two_numbers(column: pl.Series) -> bool:
@@ -285,7 +306,8 @@ def _no_label(sample: LogSample, binary: list[str], two_words: list[str], events
         reason = "no column is 0 and 1" + (f" (two values: {candidates})" if candidates else "")
     if named:
         content = _describe_values(frame[named[0]], sample.missing.get(named[0], ()))
-        reason += f", and {named[0]!r}, which is named like a label, contains {content}"
+        fault = _fault(frame[named[0]])
+        reason += f", and {named[0]!r}, which is named like a label, {fault or f'contains {content}'}"
     else:
         reason += ", and none is named label, click, rating or similar"
     return (

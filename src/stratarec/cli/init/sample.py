@@ -295,17 +295,18 @@ def _head(file: InputFile) -> tuple[TextChunk, str]:
 
 def _heads(files: tuple[InputFile, ...], encoding: str) -> tuple[dict[InputFile, bytes], bool]:
     """Return the beginning of the log as UTF-8, by file, and whether it is the whole log."""
-    heads, room = dict[InputFile, bytes](), _HEAD_BYTES
+    # Chunks end at line ends, so a full one leaves some bytes of room.
+    heads, room, least = dict[InputFile, bytes](), _HEAD_BYTES, _HEAD_BYTES // 100
     for file in files[:_FILES]:
         heads[file] = b""
         for chunk in read_chunks(file, _HEAD_BYTES, _MAX_LINE_BYTES, encoding=encoding):
             heads[file] += chunk.content
             room -= len(chunk.content)
-            if room <= 0:
+            if room < least:
                 break
         heads[file] = heads[file].removeprefix(BOM)
         check_utf8(heads[file], file.path)
-        if room <= 0:
+        if room < least:
             return heads, False
     return heads, len(files) <= _FILES
 

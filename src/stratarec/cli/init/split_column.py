@@ -1,15 +1,23 @@
-"""Find the column of a log that names the split of each row, as data sets and AutoML tools write it."""
+"""Find the columns of a log that name the split of each row, as data sets and AutoML tools write them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
+from stratarec.cli.init.times import Times
 from stratarec.cli.init.words import SPLIT_VALUES, SPLIT_WORDS, tokens
 
 # Share of the training rows that are for validation if the column names none.
 VALID = 0.1
+# Maximum share of rows that a flag holds out. A flag that is set in more rows, such as is_valid, has another meaning.
+_MOST_HELD_OUT = 0.4
+# Minimum share of training rows after the middle of the test for a split that contradicts the time.
+_LATER = 0.9
+# Largest number of folds of a cross-validation, and maximum ratio of the sizes of two of them.
+_FOLDS, _UNEVEN = 20, 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,46 +31,89 @@ class SplitColumn:
     """Number of sampled rows without a value."""
     held_out: pl.Series
     """Whether each sampled row is for validation or the test."""
-
-    @property
-    def reason(self) -> str:
-        """Reason for the draft."""
-        parts = [f"validation {', '.join(self.valid)}"] if isinstance(self.valid, tuple) else []
-        parts += [f"test {', '.join(self.test)}"] if self.test else []
-        return f"names the split of each row: {'; '.join(parts)}"
+    reason: str
+    """Reason for the draft."""
 
 
-def find_split(frame: pl.DataFrame, names: list[str], positive: pl.Series) -> SplitColumn | None:
-    """Return the column whose name and values say to which split a row belongs; None if there is none.
+def find_splits(
+    frame: pl.DataFrame, names: Sequence[str], positive: pl.Series, times: Times | None
+) -> list[SplitColumn]:
+    """Return the columns whose names and values say to which split a row belongs, those with the most splits first.
 
-    A split whose rows do not have both classes, such as a test without labels, is left out.
+    A split whose rows have no labels, such as a test that others evaluate, is left out.
 
     Parameters
     ----------
     frame : DataFrame
-    names : list of str
+    names : sequence of str
         Columns that may be it.
     positive : Series
         Booleans of the label, null where it is missing.
+    times : Times, optional
+        Times of the rows.
     """
+    found = []
     for name in names:
         if not tokens(name) & SPLIT_WORDS:
             continue
         text = frame[name].cast(pl.String, strict=False).str.strip_chars().str.to_lowercase()
         splits = {value: SPLIT_VALUES.get(value, "") for value in text.unique(maintain_order=True).drop_nulls()}
-        if tokens(name) & {"is"} and splits.keys() <= {"0", "1", "true", "false"}:
+        is_flag = "is" in tokens(name) and {value.removesuffix(".0") for value in splits} <= {"0", "1", "true", "false"}
+        if is_flag:
             named = min(tokens(name) & {"train", "valid", "test"}, default="")
             other = "test" if named == "train" else "train"
-            splits = {value: named if value in ("1", "true") else other for value in splits}
+            splits = {value: named if value.removesuffix(".0") in ("1", "true") else other for value in splits}
         if "" in splits.values():
             continue
         rows = text.replace_strict(splits, return_dtype=pl.String)
-        usable = [
-            part for part in ("train", "valid", "test") if positive.filter(rows == part).drop_nulls().n_unique() > 1
-        ]
-        if "train" not in usable or len(usable) < 2:
+        labels = {part: positive.filter(rows == part).drop_nulls().n_unique() for part in ("train", "valid", "test")}
+        known = [part for part in labels if labels[part]]
+        if labels["train"] < 2 or len(known) < 2 or (is_flag and (rows != "train").mean() > _MOST_HELD_OUT):  # type: ignore[operator]
             continue
-        values = {part: tuple(value for value in splits if splits[value] == part) for part in usable}
-        valid, test = values.get("valid", VALID), values.get("test", ())
-        return SplitColumn(name=name, valid=valid, test=test, missing=text.null_count(), held_out=rows != "train")
-    return None
+        values = {part: tuple(value for value in splits if splits[value] == part) for part in known}
+        parts = [
+            f"{'validation' if part == 'valid' else part} {', '.join(map(repr, values[part]))} "
+            f"({float((rows == part).mean() or 0):.1%} of rows)"  # type: ignore[arg-type]
+            for part in known
+        ]
+        reason = f"names the split of each row: {', '.join(parts)}{_doubts(rows, labels, times)}"
+        found.append(
+            SplitColumn(
+                name=name, valid=values.get("valid", VALID), test=values.get("test", ()), missing=text.null_count(),
+                held_out=rows != "train", reason=reason,
+            )
+        )  # fmt: skip
+    return sorted(found, key=lambda column: (column.missing > 0, isinstance(column.valid, float), not column.test))
+
+
+def _doubts(rows: pl.Series, labels: dict[str, int], times: Times | None) -> str:
+    """Return what is odd about a split, for the end of a reason; empty if nothing is."""
+    doubts = [
+        f"; all rows of the {part} split have the same label: if it was made up, remove them from the log"
+        for part in ("valid", "test")
+        if labels[part] == 1
+    ]
+    if times is not None and labels["test"]:
+        middle = times.seconds.filter(rows == "test").median()
+        if float((times.seconds.filter(rows == "train") > middle).mean() or 0) > _LATER:  # type: ignore[arg-type]
+            doubts.append("; training rows are later than the test, unlike in production")
+    return "".join(doubts)
+
+
+def find_folds(frame: pl.DataFrame, names: Sequence[str]) -> dict[str, str]:
+    """Return the columns that number the folds of a cross-validation, each with the reason to leave it out."""
+    folds = {}
+    for name in names:
+        column = frame[name]
+        if not tokens(name) & {"fold", "kfold"} or not column.dtype.is_integer() or column.null_count():
+            continue
+        counts = column.value_counts().sort(name)
+        numbers, rows = counts[name].to_list(), counts["count"]
+        is_range = 2 < len(numbers) <= _FOLDS and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        if is_range and numbers[0] in (0, 1) and int(rows.max()) <= _UNEVEN * int(rows.min()):  # type: ignore[arg-type]
+            first, second = numbers[:2]
+            folds[name] = (
+                "numbers the folds of a cross-validation; to hold out two of them: "
+                f"data.split: {{by: column, column: {name}, valid: ['{first}'], test: ['{second}']}}"
+            )
+    return folds

@@ -29,7 +29,7 @@ SESSIONS = (
     "basket", "invoice", "auction",
 )  # fmt: skip
 # Words for the split of a row, and the values of such columns.
-SPLIT_WORDS = {"split", "subset", "partition", "set", "phase", "usage", "fold", "train", "valid", "test"}
+SPLIT_WORDS = {"split", "subset", "partition", "set", "dataset", "phase", "usage", "fold", "train", "valid", "test"}
 SPLIT_VALUES = {
     **dict.fromkeys(("train", "training", "learn", "tr"), "train"),
     **dict.fromkeys(("valid", "validation", "validate", "val", "dev", "eval"), "valid"),
