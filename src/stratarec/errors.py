@@ -90,6 +90,7 @@ class Interrupted(Exception):
     Parameters
     ----------
     message : str
+        Text of the error.
     signal : int
         Number of the signal: SIGINT, SIGTERM or SIGHUP.
     """

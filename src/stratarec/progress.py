@@ -1,4 +1,4 @@
-"""Progress of long work: what it reports, and to whom."""
+"""Progress of long operations: tasks that report, and receivers of the reports."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ class Registry(dict[str, T]):
     what : str
         Kind of the entries, for messages, such as ``loss``.
     entries : mapping
+        Name -> implementation.
     """
 
     def __init__(self, what: str, entries: Mapping[str, T] = MappingProxyType({})) -> None:

@@ -112,7 +112,7 @@ def test_useless_members_lose_their_weight_and_equal_members_share_it() -> None:
 def test_copies_of_samples_by_their_users_change_no_weight() -> None:
     logits, label = draw_logits(50, 4)
     once = select_weights(logits, label, np.ones(50))
-    many = select_weights(np.repeat(logits, 30, axis=0), np.repeat(label, 30), np.ones(1500), each=30.0)
+    many = select_weights(np.repeat(logits, 30, axis=0), np.repeat(label, 30), np.ones(1500), per_user=30.0)
     np.testing.assert_allclose(many, once, atol=2e-3)
     assert np.abs(select_weights(np.repeat(logits, 30, axis=0), np.repeat(label, 30), np.ones(1500)) - once).max() > 0.1
 

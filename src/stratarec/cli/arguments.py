@@ -107,7 +107,7 @@ def logs_of_periods(args: argparse.Namespace) -> tuple[list[str], list[str]]:
             )
     files = [word for word in args.files if word not in fields]
     if not files:
-        raise ConfigError(f"there is no log beside {fields[0]}: name the log of the next period")
+        raise ConfigError(f"only {fields[0]} was named and no log: name the log of the next period")
     return files, fields
 
 

@@ -113,14 +113,14 @@ def _evaluate_logs(
         novelty=novelty.of if user in novelty.features else None,
     )
     result = evaluate_logs(fresh, progress, args.by, rank_by, cutoffs)
-    metrics, known = figures(result.overall), fresh.trained_files
+    metrics, trained_files = figures(result.overall), fresh.trained_files
     if not args.json:
         print_lines(*lines("log", metrics))
         if result.users:
             every, new = result.users
             print_lines(f"users: {every:,}, of whom {new:,} ({new / max(every, 1):.1%}) are not in the training split")
         print_lines(*bins("log", metrics))
-        for file in known:
+        for file in trained_files:
             print_lines("the model was trained on rows of this log, so metrics are too good:", f"  {file}")
         for name, ranked in result.ranked.items():
             print_lines(*ranks("log", name, ranked))
@@ -132,7 +132,8 @@ def _evaluate_logs(
         name: {str(value): figures(by_label) for value, by_label in slices} for name, slices in result.slices.items()
     }
     users = dict(zip(("all", "new"), result.users, strict=True)) if result.users else None
-    return {"log": metrics, "users": users, "by": by_column, "rank_by": _ranks_as_json(result.ranked), "trained": known}
+    rankings = _ranks_as_json(result.ranked)
+    return {"log": metrics, "users": users, "by": by_column, "rank_by": rankings, "trained": trained_files}
 
 
 def _evaluate_splits(

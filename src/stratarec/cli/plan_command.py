@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MOST_RANKS = 4096
 _FEWEST = (0, 0)
-"""Value that stands for ``--hosts fewest``."""
+"""Number that represents ``--hosts fewest``."""
 
 
 def _options(command: argparse.ArgumentParser) -> None:

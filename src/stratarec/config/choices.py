@@ -51,23 +51,23 @@ class Sections:
 
     Parameters
     ----------
-    known : callable
+    registered : callable
         Returns kind -> dataclass. It is called for every section, because kinds may be registered later.
     find : callable
-        Returns the dataclass of a kind that `known` does not list, or raises `ConfigError`; None for a kind that it
-        leaves to `known`.
+        Returns the dataclass of a kind that `registered` does not list, or raises `ConfigError`; None for a kind that
+        it leaves to `registered`.
     """
 
     def __init__(
-        self, known: Callable[[], Mapping[str, Any]], find: Callable[[str], Any] = lambda kind: None
+        self, registered: Callable[[], Mapping[str, Any]], find: Callable[[str], Any] = lambda kind: None
     ) -> None:  # fmt: skip
-        self._known, self._find = known, find
+        self._registered, self._find = registered, find
         self._others: dict[str, Any] = {}
 
     @property
     def union(self) -> Any:
         """Union of the dataclasses that are known so far."""
-        return reduce(or_, {**self._known(), **self._others}.values())
+        return reduce(or_, {**self._registered(), **self._others}.values())
 
     def _read(self, value: Any, info: pydantic.ValidationInfo) -> Any:
         """Read a section of a recipe, or of an export's manifest, which is JSON and is read strictly.
@@ -85,9 +85,9 @@ class Sections:
             raise PydanticCustomError(UNREGISTERED, "{text}", {"text": str(error)}) from error
         if config is not None:
             self._others[str(kind)] = config
-        known = {**self._known(), **self._others}
-        if strict and isinstance(kind, str) and kind not in known:
-            raise _unregistered(kind, known)
+        registered = {**self._registered(), **self._others}
+        if strict and isinstance(kind, str) and kind not in registered:
+            raise _unregistered(kind, registered)
         reader = _reader(self.union, strict)
         return reader.validate_json(json.dumps(value)) if strict else reader.validate_python(value)
 
@@ -104,10 +104,10 @@ class Sections:
         return handler(_reader(self.union, False).core_schema)
 
 
-def _unregistered(name: str, known: Iterable[str]) -> PydanticCustomError:
+def _unregistered(name: str, registered: Iterable[str]) -> PydanticCustomError:
     """Return the error about a name that a package registers, which is not imported, or a newer version has."""
     text = (
-        f"{name!r} is not known here ({', '.join(known)} are): install or import the package that provides it, "
+        f"{name!r} is not known here ({', '.join(registered)} are): install or import the package that provides it, "
         "or upgrade StrataRec"
     )
     return PydanticCustomError(UNREGISTERED, "{text}", {"text": text})

@@ -25,7 +25,7 @@ _TAGS = ("union_tag_not_found", "union_tag_invalid")
 
 
 def first_mistake(error: pydantic.ValidationError, content: Any, kind: Any) -> str:
-    """Describe the first mistake in `content`, which is not a valid `kind`: the field, what is expected, the value.
+    """Describe the first mistake in `content`, which is not a valid `kind`: the field, the expected values, the value.
 
     An unknown field is described before other mistakes, because they may follow from it. If a section refuses a value
     itself, this error is described before type errors of the same value.
@@ -295,10 +295,10 @@ def first_difference(want: Any, have: Any, field: str = "") -> Difference | None
     elif isinstance(want, list) and isinstance(have, list) and len(want) == len(have):
         pairs = [(f"{field}[{index}]", *pair) for index, pair in enumerate(zip(want, have, strict=True))]
     else:
-        wanted, present = _names(want), _names(have)
-        if wanted is not None and present is not None and set(wanted) != set(present):
+        expected, present = _names(want), _names(have)
+        if expected is not None and present is not None and set(expected) != set(present):
             only = [
-                [name for name in one if name not in other] for one, other in ((wanted, present), (present, wanted))
+                [name for name in one if name not in other] for one, other in ((expected, present), (present, expected))
             ]
             return Difference(field=f"{field} (names that differ)", want=only[0], have=only[1])
         return None if want == have else Difference(field=field, want=want, have=have)

@@ -70,7 +70,7 @@ def find_leaks(sample: pl.DataFrame, schema: Schema) -> list[Leak]:
     Parameters
     ----------
     sample : DataFrame
-        Typed rows of the log with the columns `looked_at`.
+        Typed rows of the log, with the columns that `looked_at` lists.
     """
     leaks = []
     for label in schema.label_columns:
@@ -151,7 +151,10 @@ def _marks(column: pl.Series) -> Iterator[tuple[str, pl.Series]]:
 
 
 def _needed(column: pl.Series, positive: pl.Series) -> str:
-    """Return the value that a column must have for a positive label, as the cart has before a purchase; else empty."""
+    """Return the value that `column` has in every positive row, as text; an empty text if there is none.
+
+    For example, a cart must be filled before there can be a purchase.
+    """
     filled, is_list = _filled(column), column.dtype.base_type() == pl.List
     is_few = not is_list and column.n_unique() <= _VALUES
     is_number = column.dtype.is_numeric() and column.min() == 0

@@ -50,7 +50,7 @@ class Repeats:
     Parameters
     ----------
     names : tuple of str
-        F features. Histories and features with weights are left out; the main sequence stands for all its columns.
+        F features. Histories and features with weights are left out; the main sequence represents all its columns.
     samples, sessions : int
         Number of measured samples and sessions.
     same : ndarray
@@ -111,9 +111,9 @@ class Repeats:
         return self.samples / max(self.sessions, 1)
 
     def stays(self, *names: str) -> float:
-        """Return d, the share of adjacent samples that agree in all of `names`.
+        """Return RecD's d: the share of adjacent samples of a session with equal values of all features `names`.
 
-        It is estimated as the smallest share for any two of these features.
+        The estimate is the smallest share for any two of these features.
         """
         places = [self.names.index(name) for name in names]
         pairs = self.samples - self.sessions

@@ -289,7 +289,7 @@ class Schema:
             replace(f, vocabulary=f.vocabulary or vocabularies.get(f.of) or f.of, type=types.get(f.of, f.type))
             for f in self.sparse
         )
-        object.__setattr__(self, "sparse", tuple(self._beside(feature) for feature in filled))
+        object.__setattr__(self, "sparse", tuple(self._with_main_of(feature) for feature in filled))
         self._check_names()
         self._check_keys()
         self._check_events()
@@ -319,7 +319,7 @@ class Schema:
                 raise ConfigError(f"{place} is a label or the weight of samples; name another column")
             if date.name == self.time and (date.time_unit, date.time_format) != ("s", ""):
                 raise ConfigError(
-                    f"{place} is schema.time: set schema.time_unit and schema.time_format instead of its own"
+                    f"{place} is schema.time: set schema.time_unit and schema.time_format and omit these fields here"
                 )
             others = [name for name in (*names, self.time) if name and name != date.name]
             unknown = next((other for other in date.since if other not in others), None)
@@ -340,7 +340,7 @@ class Schema:
                 "of its earlier values; rename the feature, or name another one in `of`"
             )
 
-    def _beside(self, feature: SparseFeature) -> SparseFeature:
+    def _with_main_of(self, feature: SparseFeature) -> SparseFeature:
         """Return a parallel column with the maximum length and group of its main sequence."""
         if not feature.beside:
             return feature

@@ -74,7 +74,7 @@ class UserEvents:
         present = values.is_not_null().to_numpy()
         self._values = values.drop_nulls()
         self.places = np.flatnonzero(present)
-        """Indices, among the E events, of those that have a value."""
+        """Ascending indices of the events that have a value; the log has E events."""
         self._length, self._within = feature.max_length, schema.age_limit(feature)
         users, number = np.unique(user[present], return_inverse=True)
         # One more user, so that the number of a user behind all others is a valid index.

@@ -294,6 +294,7 @@ class Vocabulary:
         counted : DataFrame
             Columns `value`, `count`, `held_out` (the count in validation and test rows), `recent` and `last`.
         limits : VocabularyLimits
+            Minimum counts and maximum numbers of rows.
         base : Vocabulary, optional
             Earlier vocabulary, whose values keep their ids.
         eviction : EvictionFilter, optional
@@ -346,6 +347,7 @@ class Vocabulary:
         kind : DataType
             Type of the values that are hashed.
         buckets : int
+            Number of hash buckets, which are the rows.
         base : Vocabulary, optional
             Earlier vocabulary, whose counts are added.
         """

@@ -16,7 +16,7 @@ ExchangeKind = Literal["auto", "flat", "sptt"]
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """How the processes of a run connect and divide the work. It has no effect for a single process."""
+    """Connections between the processes of a run, and the division of work. It has no effect for a single process."""
 
     timeout: float = 60.0
     """Seconds that a rank waits for the others before it fails."""

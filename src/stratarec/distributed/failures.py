@@ -69,7 +69,9 @@ class Heartbeat:
     Parameters
     ----------
     store : Store
+        Rendezvous store that all ranks share.
     rank, ranks : int
+        Number of this rank, and number of ranks.
     timeout : float
         Seconds without a heartbeat after which a rank is considered ended.
     """
@@ -139,6 +141,7 @@ class RollCall:
     store : Store
         Shared by all ranks.
     rank, ranks : int
+        Number of this rank, and number of ranks.
     holds_store : bool
         Whether this process holds the store, so that the store ends with the process.
     """

@@ -88,7 +88,7 @@ def collective_times(channel: Channel, size: int, rounds: int) -> tuple[float, f
 
 
 class EchoChannel(Channel):
-    """Channel of a rank whose peers do not exist: each sends what this rank sends to itself, or zeros.
+    """Channel for measurements in one process. Messages of peers are the rank's messages to itself, or zeros.
 
     With this channel a rank computes what it would compute among `ranks` ranks with the same batch, but never waits.
     """

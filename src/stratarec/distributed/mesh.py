@@ -48,6 +48,7 @@ class Mesh:
     Parameters
     ----------
     rank, ranks : int
+        Number of this rank, and number of ranks.
     ids : Channel
         Channel of the thread that stages batches.
     rows : Channel
@@ -197,6 +198,7 @@ def joined(
     Parameters
     ----------
     config : DistributedConfig
+        Timeouts and network interface; by default those of a recipe without this section.
     towers : int
         Number of towers of the model.
     settings : mapping

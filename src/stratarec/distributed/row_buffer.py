@@ -155,7 +155,7 @@ class Buffer:
         return sequences
 
     def sum(self, pooled: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """Return the gradients ``[U, D]`` of the distinct rows; the arguments are those of `RowBuffers.sum`."""
+        """Return the gradients ``[U, D]`` of the distinct rows. The arguments are the same as of `RowBuffers.sum`."""
         return self.group.sum(self, pooled, rows)
 
 

@@ -297,17 +297,17 @@ def plan_sharding(
     share = sum(_work(load) for load in loads) / ranks
     limit = float("inf") if budget_bytes is None else budget_bytes
     places: dict[str, Place] = {}
-    whole = []
+    unsplit = []
     for load in loads:
         alone = kind == "auto" and (_work(load) > 1.25 * share or load.bytes > limit)
         if ranks > 1 and (kind == "row" or alone):
             places[load.name] = Place(first=0, ranks=ranks, travel="rows")
         else:
-            whole.append(load)
+            unsplit.append(load)
     assigned = _Ranks(loads, places, ranks, limit)
-    for load in sorted(whole, key=lambda load: (-_cost(load, ranks), load.name)):
+    for load in sorted(unsplit, key=lambda load: (-_cost(load, ranks), load.name)):
         assigned.put(load, assigned.lowest(load))
-    assigned.refine(whole)
+    assigned.refine(unsplit)
     if budget_bytes is not None:
         _check_budget(assigned.plan(), budget_bytes)
     return assigned.plan()
@@ -405,15 +405,15 @@ class _Ranks:
             return min(range(self._ranks), key=lambda rank: (self._bytes[rank], rank))
         return min(room, key=lambda rank: (self._costs[rank], self._bytes[rank], rank))
 
-    def refine(self, whole: Sequence[TableLoad]) -> None:
+    def refine(self, unsplit: Sequence[TableLoad]) -> None:
         """Move single tables away from the slowest rank, as long as both ranks of a move get faster than it was."""
         # Every move makes the slowest rank faster, so the loop terminates. The limit bounds its time if many tables are
         # equal.
-        for _ in range(4 * len(whole)):
+        for _ in range(4 * len(unsplit)):
             slowest = max(range(self._ranks), key=lambda rank: self._costs[rank])
             moves = [
                 (max(self._costs[slowest] - cost, self._costs[rank] + cost), load, rank)
-                for load in whole
+                for load in unsplit
                 if self._places[load.name].first == slowest
                 for cost in (_cost(load, self._ranks),)
                 for rank in range(self._ranks)

@@ -497,7 +497,7 @@ def _initial_rows(
         weights = np.empty((len(rows), group.width), dtype=np.float32)
         fill_uniform(weights, key=key, first_row=int(rows[0]), low=-table.bound, high=table.bound)
         # Clocks are 0, even if the codec stores no clocks: these rows missed every step.
-        values = FloatRows.allocate(int(absent.sum()), group.width, **{**group.codec.layout.kept, "clock": 1})
+        values = FloatRows.allocate(int(absent.sum()), group.width, **{**group.codec.layout.state_shape, "clock": 1})
         values.weights[:] = weights[absent].reshape(-1)
         yield rows[absent], values
 
@@ -542,7 +542,7 @@ def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[N
     home = home if numbering is None else {**home, "rows": numbering.end}
     for numbers, records in pieces(directory / "home", home):
         rows = numbers if numbering is None else numbering.to_group(numbers)
-        values = FloatRows.allocate(len(rows), codec.width, **codec.layout.kept)
+        values = FloatRows.allocate(len(rows), codec.width, **codec.layout.state_shape)
         order = np.arange(len(rows), dtype=np.int64)
         codec.decode(records, order, values, order)
         yield rows, values

@@ -127,6 +127,7 @@ class RecordCodec:
     Parameters
     ----------
     config : CodecConfig
+        Number format and rounding of the weights.
     width : int
         D, floats per row.
     row_state : bool

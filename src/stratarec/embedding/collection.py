@@ -62,6 +62,7 @@ class LookedUp(Generic[AnyHandle]):
     Parameters
     ----------
     engine : LookupEngine
+        Engine that staged the batch.
     handle : handle
         The batch.
     """

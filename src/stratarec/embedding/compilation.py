@@ -40,6 +40,7 @@ def compile_kernels(widths: Collection[int], optimizer: RowOptimizerConfig) -> C
     widths : collection of int
         Widths of the tables.
     optimizer : RowOptimizerConfig
+        Row optimizer whose kernels are compiled.
     """
     if not hasattr(os, "fork") or cores() < 2 or all(map(is_compiled, widths)):
         return lambda: None

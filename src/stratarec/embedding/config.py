@@ -43,7 +43,7 @@ class EmbeddingBagConfig:
     feature_names: tuple[str, ...] = ()
     """Features that are pooled from this table."""
     pooling: Literal["sum", "mean"] = "sum"
-    """How the rows of a bag are combined; an empty bag gives zeros."""
+    """Function that combines the rows of a bag. The result for an empty bag is zeros."""
     sequence_features: tuple[str, ...] = ()
     """Features without pooling: one row for each id."""
     initial: float = 0.0

@@ -436,7 +436,7 @@ class Engine(LookupEngine[StagedBatch]):
         return bool(self.tables) and all(tables.memory.queued for tables in self.tables)
 
     def begin(self, handle: StagedBatch) -> None:
-        """Queue what a step of the batch `handle` waits for, and apply the steps that its rows missed."""
+        """Queue the operations before a step of the batch `handle`, and apply the steps that its rows missed."""
         self.health.require()
         handle.look_up(self.in_flight)
         try:

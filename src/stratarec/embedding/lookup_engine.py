@@ -1,4 +1,4 @@
-"""Base class of embedding engines. It contains what is common to all: health, in-flight batches, clocks and names.
+"""Base class of embedding engines. It contains their common parts: health, in-flight batches, clocks and names.
 
 `embedding.collection` and `embedding.prefetch` use engines only through this interface. `Engine` trains the tables of
 one process; `distributed.sharded_engine` distributes tables over several.

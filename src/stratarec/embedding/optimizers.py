@@ -200,6 +200,7 @@ class StepClock:
     Parameters
     ----------
     optimizer : RowOptimizerConfig
+        Row optimizer, with the schedule of its learning rate.
 
     Notes
     -----
@@ -234,8 +235,8 @@ class StepClock:
         A later step has the current factor on the learning rate.
         """
         key = step, scale, self.earlier, self.changes
-        known, rule = self._last
-        if rule is None or key != known:
+        last_key, rule = self._last
+        if rule is None or key != last_key:
             rule = self.optimizer.rule(step, self.earlier, self._factor(step), scale)
             self._last = key, rule
         return rule

@@ -1,4 +1,4 @@
-"""A batch in one buffer of a device: what the host sends, and the lists that the update of rows needs.
+"""A batch in one buffer of a device: tensors from the host, and lists for the update of rows.
 
     tensors   labels, dense features, numbers of the step: whatever a step reads in addition to ids
     packed    of each table group, the slots of all lookups: first those of pooled features, then those of each sequence
@@ -109,6 +109,7 @@ class Layout(NamedTuple):
     tensors : tuple
         Shape and type of each tensor; None for a tensor that the batch lacks.
     groups : tuple of Form
+        Sizes of the parts of each table group.
     """
 
     tensors: tuple[tuple[torch.Size, torch.dtype] | None, ...]
@@ -169,6 +170,7 @@ class BatchLists:
     Parameters
     ----------
     form : Form
+        Sizes of the lists.
     """
 
     sizes: Tensor
@@ -223,11 +225,13 @@ class DeviceBatch(StagedBags):
     Parameters
     ----------
     features : FeatureLists
+        Features of the table group.
     counts : list of int
         Number of lookups of each feature, in the order of `features`.
     begin : list of int
         First place of each feature's lookups in the lists, in the order of `features`, and the number of all places.
     lists : BatchLists
+        Lists that the device computes from the slots.
     """
 
     features: FeatureLists
@@ -257,7 +261,7 @@ class DeviceBatch(StagedBags):
         return sum(self.counts[: self.features.pooled])
 
     def write(self, words: NDArray[np.int32], parts: Mapping[str, Part]) -> None:
-        """Write what the host sends to its parts of a pinned buffer."""
+        """Write slots, offsets and weights of the bags to their parts of a pinned buffer."""
         features, begin = self.features, self.begin
         packed = [parts[name] for name in ("sizes", "rows", "offsets", "share")]
         sizes, *arrays = (words[first : first + size] for first, size, _ in packed)
@@ -315,11 +319,12 @@ class BatchBuffer(PackedBatch):
     Parameters
     ----------
     layout : Layout
+        Sizes of the parts.
     words : Tensor
         ``[n]`` int32 buffer of the device.
     staged : tuple of DeviceBatch
         Staged bags of each table group. Its lists are bound to the buffer.
-    given : sequence of Tensor or None
+    host_tensors : sequence of Tensor or None
         Tensors of the host that were packed.
     place, ring : Place or None, Ring or None
         Place of the buffer in a ring, which receives it by `release`.
@@ -327,12 +332,12 @@ class BatchBuffer(PackedBatch):
 
     def __init__(
         self, layout: Layout, words: Tensor, staged: tuple[DeviceBatch, ...] = (), *,
-        given: Tensors = (), place: Place | None = None, ring: Ring | None = None,
+        host_tensors: Tensors = (), place: Place | None = None, ring: Ring | None = None,
     ) -> None:  # fmt: skip
         super().__init__(staged)
         self.layout = layout
         self.words = words
-        self.given = given
+        self.host_tensors = host_tensors
         self._place = place
         self._ring = ring
         self._groups = staged
@@ -358,7 +363,7 @@ class BatchBuffer(PackedBatch):
         tensors : sequence of Tensor or None
             Tensors of the host with elements of 4 bytes.
         """
-        groups = tuple(each for each in staged if isinstance(each, DeviceBatch))
+        groups = tuple(batch for batch in staged if isinstance(batch, DeviceBatch))
         forms = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors)
         layout = Layout(forms, tuple(group.lists.form for group in groups))
         parts = _parts(layout)
@@ -370,12 +375,12 @@ class BatchBuffer(PackedBatch):
         for group, of_group in zip(groups, parts.groups, strict=True):
             group.write(words, of_group)
         place.send(parts.sent)
-        return cls(layout, place.device[: parts.total], groups, given=tensors, place=place, ring=ring)
+        return cls(layout, place.device[: parts.total], groups, host_tensors=tensors, place=place, ring=ring)
 
     def without_groups(self) -> BatchBuffer:
         """Return the same tensors, in a buffer that ends behind them and belongs to no ring."""
         layout = self.layout._replace(groups=())
-        return BatchBuffer(layout, self.words[: _parts(layout).total], given=self.given)
+        return BatchBuffer(layout, self.words[: _parts(layout).total], host_tensors=self.host_tensors)
 
     def copied(self) -> BatchBuffer:
         """Return the batch in memory that belongs to no ring."""

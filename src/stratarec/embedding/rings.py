@@ -56,6 +56,7 @@ class DeviceOrder(StepOrder):
     Parameters
     ----------
     driver : Driver
+        Calls of the device: streams, events and copies.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -109,6 +110,7 @@ class Place:
     sizes : tuple of int
         Number of int32 words of both.
     driver : Driver
+        Calls of the device: streams, events and copies.
     upload : stream
         Stream of copies to the device.
     users : sequence of stream
@@ -172,6 +174,7 @@ class Ring:
     Parameters
     ----------
     driver : Driver
+        Calls of the device: streams, events and copies.
     users : sequence of stream
         Streams that use the places.
     """

@@ -249,7 +249,7 @@ def _choose(parts: Sequence[RowRange], budget_bytes: int, sample: InputSample) -
 
 
 def warn_inherited_ids(dataset: Dataset) -> str:
-    """Return a warning if ids follow those of an earlier data set, so that they are not ranked by count; else ""."""
+    """Return a warning if the data set has a base, whose ids are not ranked by its own counts; else an empty text."""
     tables = [name for name, info in dataset.vocabularies.items() if 0 < info.inherited < info.values]
     if not tables:
         return ""

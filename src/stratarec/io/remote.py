@@ -1,7 +1,7 @@
 """Directories in object stores, such as ``s3://bucket/models/clicks``, through fsspec.
 
-An object is written completely or not at all, but a directory of objects is not. So whoever writes several objects
-writes last the one that names the others.
+An object is written completely or not at all, but a directory of objects is not. So a caller that writes
+several objects writes the one that names the others last.
 
 A URL may come from an untrusted recipe, and some file systems of fsspec run templates, open archives or read the memory
 of this process. So only URLs with one of `PROTOCOLS` are opened, and chained URLs are refused.

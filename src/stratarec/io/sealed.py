@@ -119,8 +119,8 @@ def validate(
         return model.model_validate_json(json.dumps(content))
     except (pydantic.ValidationError, StrataError) as fault:
         # Writing the file again would not help if a package is missing.
-        known = not isinstance(fault, pydantic.ValidationError) or fault.errors()[0]["type"] != UNREGISTERED
-        raise error(f"{origin}: {describe_error(fault)}" + f"; {advice}" * known) from fault
+        is_registered = not isinstance(fault, pydantic.ValidationError) or fault.errors()[0]["type"] != UNREGISTERED
+        raise error(f"{origin}: {describe_error(fault)}" + f"; {advice}" * is_registered) from fault
 
 
 def describe_error(error: Exception) -> str:

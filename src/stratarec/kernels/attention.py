@@ -107,7 +107,7 @@ def pair_sums(samples: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Te
 
 
 def pair_products(samples: Tensor, events: Tensor, pairs: Pairs | DevicePairs) -> Tensor:
-    """Return ``samples[b] * events[e]`` of every pair, ``[N, D]`` float32; the arguments are those of `pair_sums`."""
+    """Return ``samples[b] * events[e]`` of every pair, ``[N, D]`` float32. The arguments are as in `pair_sums`."""
     if isinstance(pairs, DevicePairs):
         return take_rows(samples.float(), pairs.samples) * take_rows(events.float(), pairs.events)
     pairs.check(samples, events)

@@ -64,10 +64,10 @@ class Lookback:
 
     @property
     def reach(self) -> int:
-        """How long before a click other clicks can affect its counts: `memory` + `window`.
+        """Maximum age of the clicks that affect a click's counts, `memory` + `window`, in the unit of the times.
 
-        The first clicks of items are not limited by it. Counted clicks are at most `memory` earlier. What each of them
-        is counted as, such as a move from the user's previous item, depends on clicks up to `window` before it.
+        Counted clicks are at most `memory` earlier. How a click is counted, such as a move from the user's previous
+        item, depends on clicks up to `window` before it. The first click of an item has an effect at any age.
         """
         return self._spans.memory + self._spans.window
 

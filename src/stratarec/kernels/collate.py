@@ -131,7 +131,7 @@ def take_bags(
 def end_bags(
     values: NDArray[np.int32], width: int, missing: bool, lists: Sequence[Lists], rows: NDArray[Any]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
-    """Complete bags whose columns of single ids are gathered already, and return them as `take_bags` does.
+    """Add the ids of lists to the gathered ids of single columns, and return the bags in the form of `take_bags`.
 
     Parameters
     ----------
@@ -141,8 +141,8 @@ def end_bags(
         Number of columns of single ids.
     missing : bool
         Whether any of these ids is negative, so that its bag is empty.
-    lists, rows
-        As for `take_bags`.
+    lists, rows : sequence of Lists, ndarray
+        Columns with lists, and the B rows to take from them, as in `take_bags`.
     """
     if not missing and not lists:
         return values, None

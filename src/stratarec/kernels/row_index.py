@@ -1,4 +1,4 @@
-"""Read rows by index, and add what was read back to the rows: two operations that are each other's gradients.
+"""Read rows by index, and add vectors to rows by index. Each operation is the gradient of the other one.
 
 On a device, histories and samples of a segment read their rows so. Lists of a batch are computed on the host, in sizes
 that batches of a size class share. So a CUDA graph can repeat both operations: neither waits for the device, and their

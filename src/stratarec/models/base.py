@@ -386,10 +386,10 @@ class CTRModel(nn.Module):
 
 
 def _expanded(pooled: Tensor, output: Embeddings, shared: frozenset[str], index: RowIndex) -> Tensor:
-    """Return pooled vectors ``[B, W]`` of samples; those of the features `shared` are in the rows of segments."""
+    """Return pooled vectors ``[B, W]`` of samples. In `pooled`, the features `shared` have a row for each segment."""
     parts, first, index = [], 0, index.on_device(pooled)
     for is_shared, members in groupby(
-        zip(output.pooled_keys, output.dims, strict=True), lambda each: each[0] in shared
+        zip(output.pooled_keys, output.dims, strict=True), lambda entry: entry[0] in shared
     ):
         width = sum(width for _, width in members)
         part = pooled[:, first : first + width]
@@ -420,6 +420,7 @@ class Projections(nn.ModuleList):
     Parameters
     ----------
     schema : Schema
+        Features, and the vocabulary of each.
     table_width : callable
         Returns the width of a vocabulary's table.
     width : int

@@ -226,7 +226,7 @@ class Dropout(nn.Module):
             return inputs
         # Drawn on the host, so that masks are the same on every device.
         bits = self.bits(*(inputs.shape[1:] if self.shared else inputs.shape))
-        limit, scale = (torch.from_numpy(each).view(-1, *[1] * bits.dim()) for each in self.limits)
+        limit, scale = (torch.from_numpy(values).view(-1, *[1] * bits.dim()) for values in self.limits)
         if self.shared:
             return (inputs * on_device((bits >= limit) * scale, inputs)).to(inputs.dtype)
         mask = on_device(bits >= int(limit), inputs).to(inputs.dtype)

@@ -137,6 +137,7 @@ class TowerNetwork(Network):
     config : VectorsConfig
         Model configuration that has towers.
     schema : Schema
+        Columns of a batch.
     pooled_keys : tuple of str
         Pooled features of all towers.
     build : callable

@@ -297,7 +297,7 @@ def ssd_bytes(record: int, rows: int) -> int:
 
 
 SHARED_BYTES: Parts = {"dram": {"log buffers": SSD_BUFFER_BYTES}, "block": {"dead space": DEAD_BYTES}}
-"""Bytes that each SSD store needs in addition, whatever tables it stores."""
+"""Constant part of the bytes that an SSD store needs, for any tables."""
 
 
 def add_parts(many: Iterable[Parts]) -> Parts:

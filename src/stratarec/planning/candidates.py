@@ -216,7 +216,7 @@ def _candidate(
 
 
 def _undominated(options: list[Candidate]) -> list[Candidate]:
-    """Return the candidates, by rising cost, without those that another candidate makes superfluous.
+    """Return the candidates by rising cost, without superfluous ones.
 
     A candidate is superfluous if another one needs no more time and no more bytes in any memory; an optimum always
     remains. A candidate in an SSD store is compared only with candidates in the same store, because each further store

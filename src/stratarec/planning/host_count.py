@@ -24,12 +24,12 @@ MOST_HOSTS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class HostCount:
-    """Number of hosts that a model needs, and what limits them."""
+    """Number of hosts that a model needs, by memory and by throughput."""
 
     memories: str
     hosts: int
     for_bytes: int
-    """Minimum number of hosts on which the tables fit, whatever the throughput."""
+    """Minimum number of hosts on which the tables fit, for any throughput."""
     samples_per_second: float
     """Predicted throughput of all hosts together."""
     waits_for: str

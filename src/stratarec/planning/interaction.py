@@ -50,10 +50,10 @@ class InteractionProbe:
             If the loss is not finite.
         """
         label = (batch.label if batch.label.ndim == 1 else batch.label[:, 0]).double().cpu().numpy()
-        known = ~np.isnan(label)
+        has_label = ~np.isnan(label)
         numbers = np.concatenate([batch.dense.double().cpu().numpy(), np.ones((batch.size, 1))], axis=1)
-        codes = self._encode(batch)[known]
-        loss, information = observe(self._state, codes, numbers[known], label[known], pairs=pairs)
+        codes = self._encode(batch)[has_label]
+        loss, information = observe(self._state, codes, numbers[has_label], label[has_label], pairs=pairs)
         if not math.isfinite(loss):
             raise TrainingError(
                 f"the loss of the probe is {loss}: a dense feature is not finite; set its transform in data.schema, or "
@@ -64,7 +64,7 @@ class InteractionProbe:
         return loss / max(len(codes), 1)
 
     def restart(self) -> None:
-        """Forget the measurements, but not what the model has learned."""
+        """Discard the measurements; the model stays as it is."""
         self._state.tests[:] = 0
         self._information, self.samples = 0.0, 0
 
@@ -85,8 +85,8 @@ class InteractionProbe:
             bags: Any = batch.sparse[name]
             starts, filled = bags.offsets[:-1].cpu().numpy(), bags.lengths().cpu().numpy() > 0
             codes[filled, place] = bags.values.cpu().numpy()[starts[filled]] + 1
-        own = self._codes // 2
-        return np.where(codes < own, codes, own + codes % own)
+        half = self._codes // 2
+        return np.where(codes < half, codes, half + codes % half)
 
 
 def rank_correlation(first: Matrix, second: Matrix) -> float:

@@ -137,11 +137,11 @@ def _climb(labels: Labels, affinity: Floats, clusters: int, limits: Limits) -> L
     while True:
         toward = affinity @ np.eye(clusters)[labels]
         used = np.stack([np.bincount(labels, column, clusters) for column in weights.T], axis=1)
-        own, mine = toward[every, labels], used[labels]
-        move = toward - own[:, None]
+        current, mine = toward[every, labels], used[labels]
+        move = toward - current[:, None]
         fits = np.all(used + weights[:, None] <= high, axis=2) & np.all(mine - weights >= low, axis=1)[:, None]
         move[~fits | (labels[:, None] == np.arange(clusters))] = -np.inf
-        swap = toward[:, labels] - own[:, None]
+        swap = toward[:, labels] - current[:, None]
         swap = swap + swap.T - 2 * affinity
         after = mine[:, None] + weights - weights[:, None]
         fits = np.all((after <= high) & (after >= low), axis=2)
@@ -170,7 +170,10 @@ class Item:
 
 def tied_items(schema: Schema, tables: Sequence[TableSpec]) -> list[Item]:
     """Return the items of a schema, in the order of the schema. `tables` has the spec of every vocabulary."""
-    specs, vocabulary = {spec.name: spec for spec in tables}, {each.name: each.vocabulary for each in schema.sparse}
+    specs, vocabulary = (
+        {spec.name: spec for spec in tables},
+        {feature.name: feature.vocabulary for feature in schema.sparse},
+    )
     items = []
     for features in tied(schema):
         names = tuple(dict.fromkeys(vocabulary[name] for name in features))
@@ -411,7 +414,7 @@ def _chance(items: Sequence[Item], halves: tuple[Floats, Floats], bounds: TowerB
     """Return how often random partitions are as good in one half as the partition that was made from the other half."""
     first, second = (_affinity(items, half) for half in halves)
     draws, better = np.random.default_rng(seed), 1
-    pairs = [(test, _labels(items, made, bounds, seed)) for made, test in ((first, second), (second, first))]
+    pairs = [(test, _labels(items, grouping, bounds, seed)) for grouping, test in ((first, second), (second, first))]
     actual = sum(inside(test, labels) for test, labels in pairs)
     for _ in range(_CHANCE_DRAWS):
         order = draws.permutation(len(items))
@@ -420,7 +423,10 @@ def _chance(items: Sequence[Item], halves: tuple[Floats, Floats], bounds: TowerB
 
 
 def _affinity(items: Sequence[Item], matrix: Floats) -> Floats:
-    """Return ``[n, n]``: the interactions between the features of every two items, minus their mean, added."""
+    """Return, for every two items, the sum of the interactions between their features, ``[n, n]``.
+
+    The mean of all interactions is subtracted from each one first.
+    """
     sizes = [len(item.features) for item in items]
     member = np.repeat(np.eye(len(sizes)), sizes, axis=1)
     count = len(matrix)

@@ -87,7 +87,7 @@ class Recipe:
         Raises
         ------
         ConfigError
-            If a field is invalid. The message names the file, the field, its value and what is expected.
+            If a field is invalid. The message names the file, the field, its value and the expected values.
 
         Examples
         --------
@@ -129,7 +129,7 @@ class Recipe:
         return recipe
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields, including those with default values, as plain JSON data.
+        """Return all fields, including fields with default values, as plain JSON data.
 
         Examples
         --------

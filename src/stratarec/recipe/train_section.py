@@ -274,7 +274,7 @@ class TrainConfig:
 
     @property
     def has_log_odds(self) -> bool:
-        """Whether logits are log-odds of a positive label. If not, scores are probabilities only by a calibration."""
+        """Whether logits are log-odds of a positive label. If not, only calibrated scores are probabilities."""
         return LOSSES[self.loss.kind].log_odds
 
     @property

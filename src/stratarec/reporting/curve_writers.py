@@ -86,14 +86,14 @@ class CurveWriters:
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Add a point to each named curve of every writer."""
-        self._each(lambda writer: writer.add(step, values))
+        self._call_all(lambda writer: writer.add(step, values))
 
     def close(self, *, failed: bool) -> None:
         """Close all writers."""
-        self._each(lambda writer: writer.close(failed=failed))
+        self._call_all(lambda writer: writer.close(failed=failed))
         self.writers = []
 
-    def _each(self, call: Callable[[CurveWriter], None]) -> None:
+    def _call_all(self, call: Callable[[CurveWriter], None]) -> None:
         self.writers = [writer for writer in self.writers if self._succeeds(*writer, call)]
 
     def _succeeds(self, kind: str, writer: CurveWriter, call: Callable[[CurveWriter], None]) -> bool:

@@ -84,7 +84,7 @@ def _lines(split: str, figures: Figures) -> Sequence[str]:
 
 
 def ranks(split: str, column: str, rankings: Mapping[str, Ranked]) -> Sequence[str]:
-    """Return lines with ranking metrics of groups (samples with equal `column`), and with what is left out.
+    """Return lines with ranking metrics of groups, which are samples with equal `column`.
 
     Each metric has a line with its mean, its interval and its number of groups.
     """
@@ -182,7 +182,7 @@ def _tested(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any])
 
 
 def _calibrated(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the calibration of each label changes."""
+    """Yield lines with the effect of the calibration of each label."""
     pairs = [
         (by_label("validation" if split == "valid" else split, before), by_label(split, result[split]))
         for split, before in sorted(result.get("uncalibrated", {}).items(), reverse=True)

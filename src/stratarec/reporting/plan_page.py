@@ -208,6 +208,7 @@ def print_steps(
     best : mapping of str to str
         What an exchange changes (nothing, rounding, the model) -> the fastest such exchange.
     assumed : sequence of str
+        Assumptions, one sentence each.
     verdict : str
         Text that says whether towers would make a step shorter; empty if towers are not possible.
     """

@@ -69,7 +69,7 @@ class MeasuredStep:
         ]
         if took("replay"):
             parts.append(part("queueing the CUDA graph of a step", took("replay")))
-        parts.append(part("other", step - sum(each.seconds for each in parts)))
+        parts.append(part("other", step - sum(measured.seconds for measured in parts)))
         ahead = [part("reading batches", took("read")), part("fetching rows into level 0", took("bring in"))]
         return cls(seconds=step, total=position["train_seconds"], parts=parts, ahead=ahead)
 

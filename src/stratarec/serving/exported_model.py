@@ -307,6 +307,7 @@ class ReadOnlyTables:
     Parameters
     ----------
     configs : sequence of EmbeddingBagConfig
+        Name, size and features of each table.
     floats : FloatTables
         The tables in float32.
     encoded : mapping of str to EncodedTable

@@ -43,9 +43,11 @@ class FeatureEncoder:
     Parameters
     ----------
     schema : Schema
+        Columns of a sample.
     moments : mapping of str to Spread
         Moments of each dense column.
     vocabularies : mapping of str to Vocabulary
+        Name -> vocabulary, for the ids of values.
     tables : PooledTables or None
         Tables from which `encode_rows` pools; None to pool nothing.
     """

@@ -66,9 +66,12 @@ def _to_onnx(network: Network, one: Mapping[str, Tensor], other: Mapping[str, Te
     with torch.no_grad(), recorder:
         logits = network.padded(*other.values())
     graph = helper.make_graph(
-        [helper.make_node(kind, given, outputs, **attributes) for kind, given, outputs, attributes in recorder.nodes],
+        [helper.make_node(kind, inputs, outputs, **attributes) for kind, inputs, outputs, attributes in recorder.nodes],
         "network",
-        [helper.make_tensor_value_info(name, _TYPES[each.dtype], recorder.shape(each)) for name, each in other.items()],
+        [
+            helper.make_tensor_value_info(name, _TYPES[tensor.dtype], recorder.shape(tensor))
+            for name, tensor in other.items()
+        ],
         [helper.make_tensor_value_info(recorder.value(logits), _TYPES[logits.dtype], recorder.shape(logits))],
         [numpy_helper.from_array(array, name) for name, array in recorder.constants.items()],
     )
@@ -143,14 +146,14 @@ class _NodeRecorder(_ShapeRecorder):
         names = [names] if isinstance(result, Tensor) else names
         self._names |= {id(tensor): name for tensor, name in zip(tensors, names, strict=True)}
 
-    def node(self, kind: str, *given: str, **attributes: Any) -> str:
+    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
         """Add a node with one output, and return its name."""
-        return self.outputs(kind, *given, outputs=1, **attributes)[0]
+        return self.outputs(kind, *inputs, outputs=1, **attributes)[0]
 
-    def outputs(self, kind: str, *given: str, outputs: int, **attributes: Any) -> list[str]:
+    def outputs(self, kind: str, *inputs: str, outputs: int, **attributes: Any) -> list[str]:
         """Add a node with several outputs, and return their names."""
         names = [f"{kind}_{len(self.nodes)}_{number}" for number in range(outputs)]
-        self.nodes.append((kind, list(given), names, attributes))
+        self.nodes.append((kind, list(inputs), names, attributes))
         return names
 
     def shape(self, tensor: Tensor) -> Shape:
@@ -174,12 +177,14 @@ class _NodeRecorder(_ShapeRecorder):
         """Return the name of a constant vector of integers."""
         return self.value(torch.tensor(values, dtype=torch.int64))
 
-    def reshape(self, name: str, given: Shape, shape: Shape) -> str:
-        """Reshape `name`, whose shape is `given`, to `shape`."""
-        if given == shape:
+    def reshape(self, name: str, old_shape: Shape, shape: Shape) -> str:
+        """Reshape `name` from `old_shape` to `shape`."""
+        if old_shape == shape:
             return name
         # 0 is the size of the same axis before, and -1 is the remaining size.
-        same = [place < len(given) and size is None and given[place] is None for place, size in enumerate(shape)]
+        same = [
+            place < len(old_shape) and size is None and old_shape[place] is None for place, size in enumerate(shape)
+        ]
         if shape.count(None) == 1:
             same = [False] * len(shape)
         sizes = [0 if same[place] else -1 if size is None else size for place, size in enumerate(shape)]
@@ -189,7 +194,9 @@ class _NodeRecorder(_ShapeRecorder):
 
     def _range(self, size: int) -> str:
         """Return the numbers up to a variable size, which is read from the shape of an input."""
-        places = ((name, axis) for name, each in self._inputs.items() for axis, s in enumerate(each.shape) if s == size)
+        places = (
+            (name, axis) for name, tensor in self._inputs.items() for axis, s in enumerate(tensor.shape) if s == size
+        )
         name, axis = next(places)
         count = self.node("Gather", self.node("Shape", name), self.value(axis, torch.int64))
         return self.node("Range", self.value(0, torch.int64), count, self.value(1, torch.int64))
@@ -212,7 +219,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 def _elementwise(kind: str) -> Callable[..., str]:
     def emit(graph: _NodeRecorder, result: Tensor, *operands: Any, **_: Any) -> str:
-        return graph.node(kind, *(graph.value(each, result.dtype) for each in operands))
+        return graph.node(kind, *(graph.value(operand, result.dtype) for operand in operands))
 
     return emit
 
@@ -225,19 +232,19 @@ def _comparison(kind: str) -> Callable[..., str]:
     return emit
 
 
-def _reshaped(graph: _NodeRecorder, result: Tensor, given: Tensor, *_: Any, **__: Any) -> str:
-    return graph.reshape(graph.value(given), graph.shape(given), graph.shape(result))
+def _reshaped(graph: _NodeRecorder, result: Tensor, tensor: Tensor, *_: Any, **__: Any) -> str:
+    return graph.reshape(graph.value(tensor), graph.shape(tensor), graph.shape(result))
 
 
-def _converted(graph: _NodeRecorder, result: Tensor, given: Tensor, *_: Any, **__: Any) -> str:
-    return graph.value(given, result.dtype)
+def _converted(graph: _NodeRecorder, result: Tensor, tensor: Tensor, *_: Any, **__: Any) -> str:
+    return graph.value(tensor, result.dtype)
 
 
-def _linear(graph: _NodeRecorder, _: Tensor, given: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
-    if given.ndim == 2:
+def _linear(graph: _NodeRecorder, _: Tensor, tensor: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
+    if tensor.ndim == 2:
         parts = [] if bias is None else [graph.value(bias)]
-        return graph.node("Gemm", graph.value(given), graph.value(weight), *parts, transB=1)
-    product = graph.node("MatMul", graph.value(given), graph.value(weight.t()))
+        return graph.node("Gemm", graph.value(tensor), graph.value(weight), *parts, transB=1)
+    product = graph.node("MatMul", graph.value(tensor), graph.value(weight.t()))
     return product if bias is None else graph.node("Add", product, graph.value(bias))
 
 
@@ -249,73 +256,75 @@ def _baddbmm(graph: _NodeRecorder, result: Tensor, bias: Tensor, left: Tensor, r
     return graph.node("Add", _matmul(graph, result, left, right), graph.value(bias))
 
 
-def _addcmul(graph: _NodeRecorder, result: Tensor, given: Tensor, left: Tensor, right: Tensor) -> str:
+def _addcmul(graph: _NodeRecorder, result: Tensor, tensor: Tensor, left: Tensor, right: Tensor) -> str:
     product = graph.node("Mul", graph.value(left, result.dtype), graph.value(right, result.dtype))
-    return graph.node("Add", graph.value(given, result.dtype), product)
+    return graph.node("Add", graph.value(tensor, result.dtype), product)
 
 
-def _square(graph: _NodeRecorder, _: Tensor, given: Tensor) -> str:
-    return graph.node("Mul", graph.value(given), graph.value(given))
+def _square(graph: _NodeRecorder, _: Tensor, tensor: Tensor) -> str:
+    return graph.node("Mul", graph.value(tensor), graph.value(tensor))
 
 
-def _clamp(graph: _NodeRecorder, result: Tensor, given: Tensor, min: Any = None, max: Any = None) -> str:
+def _clamp(graph: _NodeRecorder, result: Tensor, tensor: Tensor, min: Any = None, max: Any = None) -> str:
     bounds = ["" if bound is None else graph.value(bound, result.dtype) for bound in (min, max)]
-    return graph.node("Clip", graph.value(given), *bounds)
+    return graph.node("Clip", graph.value(tensor), *bounds)
 
 
 def _where(graph: _NodeRecorder, result: Tensor, condition: Tensor, left: Any, right: Any) -> str:
-    values = [graph.value(each, result.dtype) for each in (left, right)]
+    values = [graph.value(operand, result.dtype) for operand in (left, right)]
     return graph.node("Where", graph.value(condition), *values)
 
 
 def _cat(graph: _NodeRecorder, result: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> str:
-    return graph.node("Concat", *(graph.value(each, result.dtype) for each in tensors), axis=dim)
+    return graph.node("Concat", *(graph.value(tensor, result.dtype) for tensor in tensors), axis=dim)
 
 
 def _stack(graph: _NodeRecorder, result: Tensor, tensors: Sequence[Tensor], dim: int = 0) -> str:
     axis = dim % result.ndim
     shape = tuple(1 if place == axis else size for place, size in enumerate(graph.shape(result)))
-    parts = [graph.reshape(graph.value(each, result.dtype), graph.shape(each), shape) for each in tensors]
+    parts = [graph.reshape(graph.value(tensor, result.dtype), graph.shape(tensor), shape) for tensor in tensors]
     return graph.node("Concat", *parts, axis=axis)
 
 
-def _split(graph: _NodeRecorder, result: Sequence[Tensor], given: Tensor, _: Any, dim: int = 0) -> list[str]:
+def _split(graph: _NodeRecorder, result: Sequence[Tensor], tensor: Tensor, _: Any, dim: int = 0) -> list[str]:
     sizes = [part.shape[dim] for part in result]
-    return graph.outputs("Split", graph.value(given), graph.integers(*sizes), outputs=len(sizes), axis=dim % given.ndim)
+    return graph.outputs(
+        "Split", graph.value(tensor), graph.integers(*sizes), outputs=len(sizes), axis=dim % tensor.ndim
+    )
 
 
-def _transpose(graph: _NodeRecorder, _: Tensor, given: Tensor, first: int = 0, second: int = 1) -> str:
-    order = list(range(given.ndim))
+def _transpose(graph: _NodeRecorder, _: Tensor, tensor: Tensor, first: int = 0, second: int = 1) -> str:
+    order = list(range(tensor.ndim))
     order[first], order[second] = order[second], order[first]
-    return graph.node("Transpose", graph.value(given), perm=order)
+    return graph.node("Transpose", graph.value(tensor), perm=order)
 
 
-def _permute(graph: _NodeRecorder, _: Tensor, given: Tensor, *order: Any) -> str:
+def _permute(graph: _NodeRecorder, _: Tensor, tensor: Tensor, *order: Any) -> str:
     flat = order[0] if len(order) == 1 else order
-    return graph.node("Transpose", graph.value(given), perm=[axis % given.ndim for axis in flat])
+    return graph.node("Transpose", graph.value(tensor), perm=[axis % tensor.ndim for axis in flat])
 
 
-def _sum(graph: _NodeRecorder, result: Tensor, given: Tensor, dim: Any, keepdim: bool = False) -> str:
+def _sum(graph: _NodeRecorder, result: Tensor, tensor: Tensor, dim: Any, keepdim: bool = False) -> str:
     axes = graph.integers(*([dim] if isinstance(dim, int) else dim))
-    return graph.node("ReduceSum", graph.value(given, result.dtype), axes, keepdims=int(keepdim))
+    return graph.node("ReduceSum", graph.value(tensor, result.dtype), axes, keepdims=int(keepdim))
 
 
-def _softmax(graph: _NodeRecorder, _: Tensor, given: Tensor, dim: int, *__: Any, **___: Any) -> str:
-    return graph.node("Softmax", graph.value(given), axis=dim)
+def _softmax(graph: _NodeRecorder, _: Tensor, tensor: Tensor, dim: int, *__: Any, **___: Any) -> str:
+    return graph.node("Softmax", graph.value(tensor), axis=dim)
 
 
 def _layer_norm(
-    graph: _NodeRecorder, _: Tensor, given: Tensor, shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float
+    graph: _NodeRecorder, _: Tensor, tensor: Tensor, shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float
 ) -> str:
-    values = (graph.value(each) for each in (given, weight, bias))
+    values = (graph.value(value) for value in (tensor, weight, bias))
     return graph.node("LayerNormalization", *values, axis=-len(shape), epsilon=eps)
 
 
 def _batch_norm(
-    graph: _NodeRecorder, _: Tensor, given: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor,
+    graph: _NodeRecorder, _: Tensor, tensor: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor,
     training: bool, momentum: float = 0.1, eps: float = 1e-5,
 ) -> str:  # fmt: skip
-    values = (graph.value(each) for each in (given, weight, bias, mean, variance))
+    values = (graph.value(value) for value in (tensor, weight, bias, mean, variance))
     return graph.node("BatchNormalization", *values, epsilon=eps)
 
 
@@ -336,17 +345,17 @@ def _attention(
     return graph.node("MatMul", graph.node("Softmax", scores, axis=-1), graph.value(value))
 
 
-def _getitem(graph: _NodeRecorder, result: Tensor, given: Tensor, index: Any) -> str:
+def _getitem(graph: _NodeRecorder, result: Tensor, tensor: Tensor, index: Any) -> str:
     parts = [*index] if isinstance(index, tuple) else [index]
     if any(part is Ellipsis for part in parts):
         place = next(place for place, part in enumerate(parts) if part is Ellipsis)
-        missing = given.ndim - sum(part is not None and part is not Ellipsis for part in parts)
+        missing = tensor.ndim - sum(part is not None and part is not Ellipsis for part in parts)
         parts[place : place + 1] = [slice(None)] * missing
-    name, shape = graph.value(given), list(graph.shape(given))
+    name, shape = graph.value(tensor), list(graph.shape(tensor))
     chosen: list[tuple[int, Any]] = []
     for axis, part in enumerate(part for part in parts if part is not None):
         if isinstance(part, slice | int):
-            size = given.shape[axis]
+            size = tensor.shape[axis]
             first, last, step = (part if isinstance(part, slice) else slice(part, part + 1 or None)).indices(size)
             if (first, last, step) != (0, size, 1):
                 bounds = map(graph.integers, (first, _END if last == size else last, axis, step))
@@ -360,15 +369,15 @@ def _getitem(graph: _NodeRecorder, result: Tensor, given: Tensor, index: Any) ->
     if len(chosen) == 2 and chosen[0][0] + 1 == chosen[1][0]:
         # Two adjacent axes are joined, so that one index selects from both. They are moved to the front, where an index
         # selects contiguous numbers: for 1,000 rows and 351 of 729 products this saves a fifth of DLRM's time.
-        (axis, left), (_, right) = chosen
-        rest = [place for place in range(given.ndim) if place not in (axis, axis + 1)]
-        name = graph.node("Transpose", name, perm=[axis, axis + 1, *rest])
-        front, others = (shape[axis], shape[axis + 1]), [shape[place] for place in rest]
-        joined = (given.shape[axis] * given.shape[axis + 1], *others)
+        (axis, index), (_, second) = chosen
+        other_axes = [place for place in range(tensor.ndim) if place not in (axis, axis + 1)]
+        name = graph.node("Transpose", name, perm=[axis, axis + 1, *other_axes])
+        front, others = (shape[axis], shape[axis + 1]), [shape[place] for place in other_axes]
+        joined = (tensor.shape[axis] * tensor.shape[axis + 1], *others)
         name = graph.reshape(name, (*front, *others), joined)
-        name = graph.node("Gather", name, graph.value(left * given.shape[axis + 1] + right, torch.int64), axis=0)
-        return graph.node("Transpose", name, perm=[*range(1, axis + 1), 0, *range(axis + 1, given.ndim - 1)])
-    if len(chosen) > 1 or len(parts) > given.ndim:
+        name = graph.node("Gather", name, graph.value(index * tensor.shape[axis + 1] + second, torch.int64), axis=0)
+        return graph.node("Transpose", name, perm=[*range(1, axis + 1), 0, *range(axis + 1, tensor.ndim - 1)])
+    if len(chosen) > 1 or len(parts) > tensor.ndim:
         raise Unsupported("indexing by several tensors")
     axis, item = chosen[0]
     return graph.node("Gather", name, graph.value(item, torch.int64), axis=axis)

@@ -74,14 +74,14 @@ class OnnxNetwork:
     def _compare(self, network: Network, example: Mapping[str, Tensor]) -> None:
         """Raise `Unsupported` if the scores differ from those of torch."""
         try:
-            found = self._run({name: each.cpu().numpy() for name, each in example.items()})
+            scores = self._run({name: tensor.cpu().numpy() for name, tensor in example.items()})
         except Exception as error:  # ONNX Runtime has no common base of its errors.
             raise Unsupported(f"ONNX Runtime: {' '.join(str(error).split())[:200]}") from error
         with torch.no_grad():
-            expected = network.padded(*(each.clone() for each in example.values())).cpu().numpy()
-        difference = float(np.abs(probabilities(found) - probabilities(expected)).max(initial=0.0))
+            expected = network.padded(*(tensor.clone() for tensor in example.values())).cpu().numpy()
+        difference = float(np.abs(probabilities(scores) - probabilities(expected)).max(initial=0.0))
         most = _TOLERANCE * max(1.0, 0.0 if network.calibration is None else network.calibration.steepest)
-        if found.shape != expected.shape or not difference <= most:
+        if scores.shape != expected.shape or not difference <= most:
             raise Unsupported(f"scores of ONNX Runtime differ from those of torch by {difference:.1e}")
 
 

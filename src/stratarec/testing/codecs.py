@@ -65,16 +65,16 @@ def check_codec(
 
 def _check_rows(codec: RecordCodec, level: FloatRows, records: Records, back: FloatRows) -> None:
     """Compare the record and the decoded values of each row with those of the reference."""
-    width, kept = codec.width, codec.layout.full_state * codec.width
+    width, state_width = codec.width, codec.layout.full_state * codec.width
     for i, key in enumerate(keys_of(14)):
         place = f"{codec.config.kind}, width {width}, row {i}"
-        own, full = slice(i * width, (i + 1) * width), slice(i * kept, (i + 1) * kept)
+        row, full = slice(i * width, (i + 1) * width), slice(i * state_width, (i + 1) * state_width)
         state = level.row_state[i] if len(level.row_state) else np.float32(0), level.full_state[full]
         clock = int(level.clock[i]) if codec.layout.clock else 0
-        record = reference.encode(level.weights[own], *state, int(key), 5, codec.layout, clock)
+        record = reference.encode(level.weights[row], *state, int(key), 5, codec.layout, clock)
         assert record == records[i].tobytes(), f"{place}: other bytes than the plain encoder's"
         weights, row_state, full_state = reference.decode(records[i].tobytes(), codec.layout)
-        assert back.weights[own].tobytes() == weights.tobytes(), f"{place}: other weights than the plain decoder's"
+        assert back.weights[row].tobytes() == weights.tobytes(), f"{place}: other weights than the plain decoder's"
         assert not len(row_state) or back.row_state[i] == row_state[0], f"{place}: another state of the row"
         assert not len(full_state) or back.full_state[full].tobytes() == full_state.tobytes(), f"{place}: other state"
     assert back.clock.tobytes() == level.clock.tobytes(), f"{codec.config.kind}: other clocks"

@@ -25,6 +25,7 @@ def check_score(kind: type[Score], config: VectorsConfig, *, dense: int = 1, see
     Parameters
     ----------
     kind : subclass of Score
+        Class to check.
     config : VectorsConfig
         Settings of the model, without dropout and batch normalization, which depend on other samples.
     dense : int
@@ -73,7 +74,7 @@ def _check_signature(kind: type[Score], name: str, expected: str) -> None:
     signature, names = inspect.signature(getattr(kind, name)), expected.split(", ")
     try:
         signature.bind(*names)
-        signature.bind(*(each for each in names if "=" not in each))
+        signature.bind(*(name for name in names if "=" not in name))
     except TypeError:
         raise AssertionError(f"{kind.__name__}.{name}{signature} must take ({expected})") from None
 
@@ -94,13 +95,13 @@ def check_shared_vectors(score: Any, width: int, dense: int) -> None:
     segments = Segments(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True))
     rows = torch.randn(6, _FEATURES, width)
     rows[3:, ::2] = torch.nan
-    own = rows.clone()
-    own[:, ::2] = rows[:3, ::2].repeat_interleave(torch.tensor(samples), dim=0)
+    expanded = rows.clone()
+    expanded[:, ::2] = rows[:3, ::2].repeat_interleave(torch.tensor(samples), dim=0)
     results = []
-    for vectors, given in ((rows, segments), (own, None)):
+    for vectors, layout in ((rows, segments), (expanded, None)):
         vectors.requires_grad_()
         # Segments may overwrite their inputs.
-        logits = score(torch.ones(6, dense), vectors.clone(), given)
+        logits = score(torch.ones(6, dense), vectors.clone(), layout)
         logits.sigmoid().sum().backward()
         assert vectors.grad is not None, "vectors get no gradient"
         results.append((logits.detach(), vectors.grad))

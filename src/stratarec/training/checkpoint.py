@@ -291,7 +291,7 @@ class Checkpoint:
 
     def _load_network(self, model: CTRModel) -> None:
         if (trees := model.network.trees) is not None:
-            trees.resize(TreeSizes.of({name.removeprefix(_TREES): each for name, each in self.network.items()}))
+            trees.resize(TreeSizes.of({name.removeprefix(_TREES): tensor for name, tensor in self.network.items()}))
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
         if fault := model.network.fault():

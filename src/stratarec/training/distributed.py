@@ -44,6 +44,7 @@ class WaitTimer:
     Parameters
     ----------
     mesh : Mesh
+        The ranks of the run.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -174,6 +175,7 @@ class GradientReducer:
     Parameters
     ----------
     mesh : Mesh
+        The ranks of the run.
     network : Network
         The network. If the mesh has a host for each tower, a tower's gradients are added only on the ranks of its host.
     wire : str

@@ -162,7 +162,7 @@ class FinalEvaluation:
         samples = {split: corrected_by(maps, scored) for split, scored in samples.items()}
         metrics = {split: self._figures(scored) for split, scored in samples.items()}
         curves = {"calibration": maps, "refit_calibration": again}
-        stored = {name: [curve.to_dict() for curve in each] for name, each in curves.items()}
+        stored = {name: [curve.to_dict() for curve in group] for name, group in curves.items()}
         return {**metrics, "uncalibrated": plain, **stored}, maps, samples
 
     def _importance(self, maps: Sequence[LogitMap]) -> dict[str, Any] | str:

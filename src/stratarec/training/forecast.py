@@ -233,7 +233,7 @@ class DeviceForecast:
     """Predicted steps for each placement of network and rows, and the plan with rows in GPU memory."""
 
     steps: list[dict[str, Any]]
-    """For each placement, the seconds of each part of a step."""
+    """For each placement: the memories of network and rows, the seconds of each part of a step, and their sum."""
     lines: list[str]
     """Remarks about the prediction, one line each."""
     plan: Plan | None
@@ -418,8 +418,8 @@ def choose_exchange(recipe: Recipe, dataset: Dataset, cluster: Cluster, measure:
     """
     options = [recipe.with_fields({"distributed.exchange": kind}) for kind in ("flat", "sptt")]
     seconds = [measure(option) for option in options]
-    known = [0.0, 0.0] if inf in seconds else seconds
-    flat, sptt = (predict_step(option, dataset, cluster, each) for option, each in zip(options, known, strict=True))
+    computing = [0.0, 0.0] if inf in seconds else seconds
+    flat, sptt = (predict_step(option, dataset, cluster, time) for option, time in zip(options, computing, strict=True))
     return options[sptt.step.total < flat.step.total]
 
 
@@ -491,7 +491,7 @@ def _host_towers(dataset: Dataset, hosts: int) -> Iterator[TowersConfig]:
 
 
 def fastest(predictions: Sequence[Prediction]) -> dict[str, Prediction]:
-    """Return the prediction with the shortest step among those that change training in the same way."""
+    """Return the prediction with the shortest step among exchanges that have the same effect on training."""
     kinds = {
         "same results": [option for option in predictions if not option.towers and option.exchange.wire == "fp32"],
         "rounded rows": [option for option in predictions if not option.towers],

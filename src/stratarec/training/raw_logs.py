@@ -371,9 +371,9 @@ def evaluate_logs(
 
 
 def _count_users(parts: Sequence[ScoredRows]) -> tuple[int, int] | None:
-    known = [(part.user, part.novelty[:, 0]) for part in parts if part.user is not None and part.novelty is not None]
-    if not known:
+    novelty = [(part.user, part.novelty[:, 0]) for part in parts if part.user is not None and part.novelty is not None]
+    if not novelty:
         return None
-    user, kind = (np.concatenate(column) for column in zip(*known, strict=True))
+    user, kind = (np.concatenate(column) for column in zip(*novelty, strict=True))
     is_user = user != _no_user()
     return len(np.unique(user[is_user])), len(np.unique(user[is_user & (kind == KINDS.index("new"))]))

@@ -226,7 +226,7 @@ _SIZES: dict[float, dict[str, Any]] = {
     800: {"model.embedding_dim": 4, "model.member_mlp": [64, 32], "model.bins": 16},
     math.inf: {"model.embedding_dim": 2, "model.member_mlp": [64, 32], "model.bins": 8},
 }
-# Number of steps of a run divided by the number of steps that the average of weights covers, and the largest decay.
+# The average of weights covers this fraction of a run's steps (1 / _MEMORIES), unless the decay exceeds its maximum.
 _MEMORIES, _MOST_DECAY = 3, 0.9999
 
 

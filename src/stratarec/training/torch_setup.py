@@ -101,7 +101,7 @@ def bf16_slowness() -> float:
 
     def least(dtype: torch.dtype) -> float:
         matrix = torch.ones(256, 256, dtype=dtype)
-        # The first products load libraries.
+        # The minimum of six runs, because the first products also load libraries.
         return min(timeit.repeat(lambda: matrix @ matrix, timer=time.thread_time, repeat=6, number=1))
 
     return least(torch.bfloat16) / least(torch.float32)

@@ -296,7 +296,7 @@ class Trainer:
             yield last, self._begin(stack, warm_start) if last is None else None
 
     def _begin(self, stack: ExitStack, warm_start: WarmStart | None) -> TreeFit | None:
-        """Compute quantiles, and load the model to start from, or start to fit the trees of an ensemble."""
+        """Prepare the first step of a run: compute quantiles, then load the weights of `warm_start` or fit trees."""
         parts = self.parts
         set_quantiles(parts.model.network, parts.dataset)
         if warm_start is not None:
@@ -313,7 +313,7 @@ class Trainer:
             self.parts.close()
 
     def _open_mirror(self, *, resume: bool, overwrite: bool) -> RunMirror | None:
-        """Open the mirror of the run, on the first rank, and copy what a resumed run lacks. None without a mirror."""
+        """Open the mirror of the run on the first rank, and copy missing files of a resumed run. None without one."""
         mirrors: list[RunMirror] = []
 
         def claim() -> None:

@@ -25,18 +25,18 @@ def test_forms_give_floats_integers_and_values(content: dict[str, Any], tmp_path
         "r.yaml",
     )
     assert space.dimensions == {
-        "train.batch_size": Range(low=64, high=1024, log=True, whole=True),
+        "train.batch_size": Range(low=64, high=1024, log=True, is_integer=True),
         "model.top_mlp": Choice(values=("[16]", "[32, 16]")),
-        "train.dense.learning_rate": Range(low=1e-4, high=1e-2, log=True, whole=False),
-        "model.dropout": Range(low=0, high=0.5, log=False, whole=False),
+        "train.dense.learning_rate": Range(low=1e-4, high=1e-2, log=True, is_integer=False),
+        "model.dropout": Range(low=0, high=0.5, log=False, is_integer=False),
     }
     # The recipe's own values are tried first if they are in the space.
-    assert space.own(content) == {
+    assert space.recipe_values(content) == {
         "train.batch_size": 128, "model.top_mlp": "[16]", "train.dense.learning_rate": 0.001, "model.dropout": 0.0,
     }  # fmt: skip
-    assert space.values(space.own(content))["model.top_mlp"] == [16]
+    assert space.values(space.recipe_values(content))["model.top_mlp"] == [16]
     narrow = Space.read(["train.batch_size=choice(256,512)", "model.dropout=uniform(0,0.1)"], content, "r.yaml")
-    assert narrow.own(content) == {"model.dropout": 0.0}
+    assert narrow.recipe_values(content) == {"model.dropout": 0.0}
 
 
 def test_evaluations_come_after_as_many_samples_for_any_batch_size(content: dict[str, Any], tmp_path: Path) -> None:

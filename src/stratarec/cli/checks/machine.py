@@ -26,7 +26,7 @@ _SLOW_WRITES, _SLOW_READS = 100 << 20, 10_000
 
 
 class Finding(NamedTuple):
-    """State of one part of the machine, and what to change."""
+    """State of one part of the machine, and the advised change."""
 
     subject: str
     state: str

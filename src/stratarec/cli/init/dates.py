@@ -58,16 +58,16 @@ def choose_dates(guesses: Guesses, sample: LogSample, positive: pl.Series) -> Gu
     usable = {name: dates[name] for name in seconds if name not in leaks}
     if usable:
         choices = list(_choices(guesses, sample, positive, usable, seconds))
-    kept = {choice.column.name: choice for choice in choices if choice.column.parts or choice.column.since}
-    for name in {other for choice in kept.values() for other in choice.column.since} - {event, *kept}:
+    accepted = {choice.column.name: choice for choice in choices if choice.column.parts or choice.column.since}
+    for name in {other for choice in accepted.values() for other in choice.column.since} - {event, *accepted}:
         column = DateColumn(name=name, time_unit=dates[name].unit, time_format=dates[name].form)
-        kept[name] = DateChoice(column=column, reason="another column counts days from it")
+        accepted[name] = DateChoice(column=column, reason="another column counts days from it")
     reasons = {**{choice.column.name: choice.reason for choice in choices}, **leaks}
     columns = tuple(
-        _with_reason(guess, reasons.get(guess.name, ""), is_kept=guess.name in kept, is_leak=guess.name in leaks)
+        _with_reason(guess, reasons.get(guess.name, ""), is_kept=guess.name in accepted, is_leak=guess.name in leaks)
         for guess in guesses.columns
     )
-    return replace(guesses, columns=columns, dates=tuple(kept[name] for name in seconds if name in kept))
+    return replace(guesses, columns=columns, dates=tuple(accepted[name] for name in seconds if name in accepted))
 
 
 def _with_reason(guess: Guess, reason: str, *, is_kept: bool, is_leak: bool) -> Guess:
@@ -81,8 +81,8 @@ def _with_reason(guess: Guess, reason: str, *, is_kept: bool, is_leak: bool) -> 
 
 def _share_after(dates: Seconds, event: Seconds) -> float:
     """Return the share of dates after the event. Dates without a time of day are compared by day."""
-    known = (dates != NO_DATE) & (event != NO_DATE)
-    dates, event = dates[known], event[known]
+    is_set = (dates != NO_DATE) & (event != NO_DATE)
+    dates, event = dates[is_set], event[is_set]
     if not (dates % _DAY).any():
         event = event // _DAY * _DAY
     return float((dates > event).mean()) if len(dates) else 0.0
@@ -126,13 +126,13 @@ def _groups(
     dates: Seconds, others: Sequence[str], *, by_time: bool
 ) -> Iterator[tuple[tuple[DatePart, ...], tuple[str, ...]]]:
     """Yield groups of parts, and other columns to count days from, whose values repeat in later data."""
-    known = dates[dates != NO_DATE]
-    if not len(known) or known.min() == known.max():
+    seconds = dates[dates != NO_DATE]
+    if not len(seconds) or seconds.min() == seconds.max():
         return
-    span = (known.max() - known.min()) / _DAY
+    span = (seconds.max() - seconds.min()) / _DAY
     if others:
         yield (), tuple(others)
-    clock: tuple[DatePart, ...] = ("hour",) if len(np.unique(known % _DAY // 3600)) > 1 else ()
+    clock: tuple[DatePart, ...] = ("hour",) if len(np.unique(seconds % _DAY // 3600)) > 1 else ()
     clock += ("weekday",) if span >= _WEEKS else ()
     if clock:
         yield clock, ()

@@ -40,7 +40,7 @@ _DAY = 86_400
 
 
 class TimeColumn(NamedTuple):
-    """A column whose values are times, and what its values show."""
+    """A column whose values are times, and statistics of its values."""
 
     name: str
     times: Times
@@ -100,7 +100,7 @@ def _has_keys(column: pl.Series) -> bool:
 
 
 def advise_user(guesses: Mapping[str, Guess], frame: pl.DataFrame, item: str) -> dict[str, str]:
-    """Return column -> advice for a log in which no column is the user: which one could be, and what it needs."""
+    """Return column -> advice for a log in which no column is the user: why it may be the user, and how to name it."""
     gaps = [name for name in _named(list(guesses), USERS) if guesses[name].role == "sparse" and _has_keys(frame[name])]
     if gaps:
         missing = frame[gaps[0]].null_count() / len(frame)
@@ -158,26 +158,26 @@ def find_time(frame: pl.DataFrame, names: Sequence[str], user: Guess | None) -> 
     """
     columns, others = [], dict[str, str]()
     for name in names:
-        column = frame[name]
-        times = as_times(column)
+        series = frame[name]
+        times = as_times(series)
         if times is not None and _may_be_time(name):
             candidate = _examine(frame, name, times, user.name if user else "")
-            if _is_time(candidate, column):
+            if _is_time(candidate, series):
                 columns.append(candidate)
             continue
-        reason = "" if times is not None else other_times(column)
+        reason = "" if times is not None else other_times(series)
         if reason:
             others[name] = reason
     columns.sort(key=_rank)
-    chosen = next((each for each in columns if not each.owner), None)
+    chosen = next((column for column in columns if not column.owner), None)
     if chosen is not None and not tokens(chosen.name) & TIMES:
-        rivals = [each for each in columns if not each.owner and _rank(each) == _rank(chosen)]
+        rivals = [column for column in columns if not column.owner and _rank(column) == _rank(chosen)]
         chosen = chosen if len(rivals) == 1 else None
     if chosen is not None:
         chosen = _finest(chosen, columns)
-    for each in columns:
-        if each is not chosen:
-            others[each.name] = f"{each.times.how}; {_why_not(each, chosen)}"
+    for column in columns:
+        if column is not chosen:
+            others[column.name] = f"{column.times.how}; {_why_not(column, chosen)}"
     if chosen is None:
         return (
             _elapsed(frame, [name for name in names if name not in others], others)
@@ -199,7 +199,7 @@ def _rank(column: TimeColumn) -> tuple[bool, bool, bool, bool]:
 
 
 def _examine(frame: pl.DataFrame, name: str, times: Times, user: str) -> TimeColumn:
-    keys = [each for each in frame.columns if each != name and (each == user or tokens(each) & {*ITEMS, *USERS})]
+    keys = [key for key in frame.columns if key != name and (key == user or tokens(key) & {*ITEMS, *USERS})]
     ordered = _order(frame, times, user)
     owner = "" if ordered and not tokens(name) & ATTRIBUTES else _owner(frame, times, keys)
     return TimeColumn(name, times, owner, ordered)
@@ -260,13 +260,13 @@ def _has_rhythm(times: Times) -> bool:
 def _finest(chosen: TimeColumn, columns: Sequence[TimeColumn]) -> TimeColumn:
     """Return the column with the same times as `chosen` and the most distinct ones: a date and a timestamp."""
     equal = [
-        each
-        for each in columns
-        if not each.owner
-        and each.times.values > 1.5 * chosen.times.values
-        and float(((each.times.seconds - chosen.times.seconds).abs() <= _DAY).mean() or 0) > 0.99  # type: ignore[arg-type]
+        column
+        for column in columns
+        if not column.owner
+        and column.times.values > 1.5 * chosen.times.values
+        and float(((column.times.seconds - chosen.times.seconds).abs() <= _DAY).mean() or 0) > 0.99  # type: ignore[arg-type]
     ]
-    return max(equal, key=lambda each: each.times.values, default=chosen)
+    return max(equal, key=lambda column: column.times.values, default=chosen)
 
 
 def _why_not(column: TimeColumn, chosen: TimeColumn | None) -> str:

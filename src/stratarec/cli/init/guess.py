@@ -84,7 +84,7 @@ class Guesses:
 
     @property
     def item(self) -> Guess | None:
-        """The feature of the items, by its name; the category with the most values among those with such names."""
+        """Feature with the item of a row. Of several categories with a name for items, the one with the most values."""
         return find_item(self.columns)
 
     def of(self, role: Role) -> tuple[Guess, ...]:

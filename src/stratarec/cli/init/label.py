@@ -98,6 +98,7 @@ def find_weight(frame: pl.DataFrame, names: Sequence[str], positive: pl.Series) 
     Parameters
     ----------
     frame : DataFrame
+        Sample rows of the log.
     names : sequence of str
         Columns that may be the weight.
     positive : Series

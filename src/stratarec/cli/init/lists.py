@@ -42,7 +42,7 @@ def text_fault(column: pl.Series) -> str:
 
 
 def list_fault(lists: pl.Series) -> str:
-    """Return why lists are no lists of ids, and what to write in the log instead; empty if they may be.
+    """Return why a column has no lists of ids, and how to write the log instead; empty if it may have.
 
     Numbers with fractions are vectors, as are lists of equal lengths whose whole numbers are negative, or 0 and 1.
     """

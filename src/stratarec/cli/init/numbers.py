@@ -108,6 +108,7 @@ def written_numbers(text: pl.Series, *, delimiter: str) -> WrittenNumbers | None
     Parameters
     ----------
     text : Series
+        Texts of the column, null where missing.
     delimiter : str
         Delimiter of the file; empty if fields have types, as in JSON and Parquet.
     """

@@ -132,9 +132,9 @@ def read_sample(paths: tuple[str, ...]) -> LogSample:
 def _with_written_numbers(sample: LogSample, delimiter: str) -> LogSample:
     """Convert columns of numbers as people write them. Ids with separators, such as 1,234, stay text."""
     texts = [text for text in sample.frame.iter_columns() if text.dtype == pl.String and not is_code(text.name)]
-    written = {text.name: found for text in texts if (found := written_numbers(text, delimiter=delimiter))}
-    numbers = [numbers_from_text(sample.frame[name], found.decimal) for name, found in written.items()]
-    missing = {name: found.missing for name, found in written.items() if found.missing}
+    written = {text.name: form for text in texts if (form := written_numbers(text, delimiter=delimiter))}
+    numbers = [numbers_from_text(sample.frame[name], form.decimal) for name, form in written.items()]
+    missing = {name: form.missing for name, form in written.items() if form.missing}
     return replace(
         sample, frame=sample.frame.with_columns(numbers), written=written, missing={**sample.missing, **missing}
     )

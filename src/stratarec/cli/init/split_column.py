@@ -45,6 +45,7 @@ def find_splits(
     Parameters
     ----------
     frame : DataFrame
+        Sample rows of the log.
     names : sequence of str
         Columns that may be it.
     positive : Series

@@ -56,7 +56,7 @@ _DIGITS = {6: ("%y%m%d",), 8: ("%Y%m%d", "%y%m%d%H"), 10: ("%Y%m%d%H",), 12: ("%
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """How `init` reads a column of times, and what it found there."""
+    """Unit, format and range of a column of times."""
 
     unit: TimeUnit
     form: str
@@ -194,12 +194,12 @@ def resembles_times(column: pl.Series, *, named: bool) -> str:
 
 def _resembles(layout: str, named: bool, is_month: bool) -> bool:
     """Whether a layout has a date with a year of four digits, or a clock if the column is named like times."""
-    rest, clocks = re.subn(_CLOCK, "", layout)
-    runs = re.findall(r"n|9+", rest)
+    without_clock, clocks = re.subn(_CLOCK, "", layout)
+    runs = re.findall(r"n|9+", without_clock)
     if len(layout) >= _SHOWN or len(runs) > 4:
         return False
     if "9999" in runs:
-        return named or clocks > 0 or len(runs) == 3 or (len(runs) == 2 and "a" in rest and is_month)
+        return named or clocks > 0 or len(runs) == 3 or (len(runs) == 2 and "a" in without_clock and is_month)
     return named and clocks > 0
 
 
@@ -252,8 +252,8 @@ def _usual(value: pl.Series, unit: TimeUnit) -> tuple[int, int]:
     room = max(_FAR_SPANS * (int(core[-1]) - int(core[0])), _FAR_SECONDS * PER_SECOND[unit])
     limits = np.iinfo(np.int64)  # dates such as 9999-12-31 in nanoseconds would exceed them
     low, high = max(int(core[0]) - room, limits.min), min(int(core[-1]) + room, limits.max)
-    kept = times[(times >= low) & (times <= high)]
-    return int(kept[0]), int(kept[-1])
+    in_range = times[(times >= low) & (times <= high)]
+    return int(in_range[0]), int(in_range[-1])
 
 
 def _rises(seconds: pl.Series) -> float:
@@ -328,9 +328,9 @@ def _forms(text: pl.Series, layout: str) -> Iterator[str]:
         if "%y" in order and not _has_two_digits(values, order.index("%y"), numbers_before):
             continue
         date = [_directive(part, directives, marks) for part in before]
-        rest = [_directive(part, directives, marks) for part in after]
+        clock_form = [_directive(part, directives, marks) for part in after]
         written = _clock_form(zoned[slice(*clock)], hour) if clocks else ""
-        form = "".join(date) + written + "".join(rest)
+        form = "".join(date) + written + "".join(clock_form)
         # `Z` in the layout stands for an offset from UTC. A letter Z of the text is a word, and so an `a`.
         zone = re.search(_ZONE, layout)
         if zone is not None:

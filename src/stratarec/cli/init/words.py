@@ -1,4 +1,4 @@
-"""Words in names of columns, and what they suggest about the content."""
+"""Words in names of columns that suggest the content, such as ``user`` or ``price``."""
 
 from __future__ import annotations
 

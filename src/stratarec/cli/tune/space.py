@@ -42,12 +42,12 @@ class Range:
     """Largest number; it is included."""
     log: bool
     """Whether values are drawn on a logarithmic scale."""
-    whole: bool
+    is_integer: bool
     """Whether values are integers."""
 
     def holds(self, value: Any) -> bool:
         """Whether `value` is a number in the interval, and an integer if `whole` is true."""
-        kinds = int if self.whole else int | float
+        kinds = int if self.is_integer else int | float
         return isinstance(value, kinds) and not isinstance(value, bool) and self.low <= value <= self.high
 
 
@@ -91,7 +91,7 @@ class Space:
                 text[field] = form
         return cls({field: _dimension(field, form, content, origin) for field, form in text.items()}, text)
 
-    def own(self, content: Mapping[str, Any]) -> dict[str, Any]:
+    def recipe_values(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Return the recipe's value of each field, if the space contains this value. Values of choices are JSON
         text.
         """
@@ -158,7 +158,7 @@ def _range(field: str, kind: str, arguments: list[Any], content: Mapping[str, An
     for end in ends:
         if isinstance(end, bool) or not isinstance(end, int | float):
             raise ConfigError(f"--space {field} is not a number; list its values in choice(...)")
-    return Range(low=low, high=high, log=kind == "log", whole=all(isinstance(end, int) for end in ends))
+    return Range(low=low, high=high, log=kind == "log", is_integer=all(isinstance(end, int) for end in ends))
 
 
 def _checked(field: str, value: Any, content: Mapping[str, Any], origin: str) -> Any:

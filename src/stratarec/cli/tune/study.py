@@ -201,7 +201,9 @@ class Study:
             )
         is_resumed = len(ended) < len(self._trials)
         if is_resumed or not ended:
-            study.enqueue_trial(dict(self._trials[-1].params) if is_resumed else self._space.own(self._content))
+            study.enqueue_trial(
+                dict(self._trials[-1].params) if is_resumed else self._space.recipe_values(self._content)
+            )
         asked = study.ask(distributions)
         run = self._run(len(ended))
         if run.is_symlink() or (run.exists() and not is_resumed):
@@ -310,7 +312,7 @@ def _check_validation(dataset: Dataset) -> None:
 def _distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution:
     if not isinstance(dimension, Range):
         return optuna.distributions.CategoricalDistribution(dimension.values)
-    if dimension.whole:
+    if dimension.is_integer:
         return optuna.distributions.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
     return optuna.distributions.FloatDistribution(dimension.low, dimension.high, log=dimension.log)
 

@@ -38,7 +38,7 @@ class TrialRecord(Model):
 
 
 class StudyRecord(Model):
-    """Content of ``study.json`` without its seal: what is searched, and all trials so far."""
+    """Content of ``study.json`` without its seal: the search space, and all trials so far."""
 
     format: Literal[2] = FORMAT
     space: dict[str, str]

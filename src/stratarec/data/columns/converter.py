@@ -38,7 +38,7 @@ from stratarec.errors import DataError
 OnBadRow = Literal["error", "skip"]
 
 BOOLEANS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
-"""Other spellings of booleans, such as those of pandas, and the category that they are."""
+"""Other spelling of a boolean, such as ``True`` of pandas -> the category that it means."""
 MAX_NUMBER = 3.0e38
 """Maximum absolute value of a number, slightly less than the maximum of float32."""
 _EXAMPLES, _MOST_NAMES = 5, 10
@@ -163,8 +163,8 @@ class Converter:
             columns[schema.weight] = self.weight(frame[schema.weight])
         time = self.time(frame[schema.time], schema.time_unit, schema.time_format) if schema.time else None
         if schema.dates:
-            known = {} if time is None else {schema.time: to_seconds(time, schema.time_unit)}
-            numbers = compute_dates(schema.dates, self.dates(frame, schema.dates, known))
+            read_before = {} if time is None else {schema.time: to_seconds(time, schema.time_unit)}
+            numbers = compute_dates(schema.dates, self.dates(frame, schema.dates, read_before))
             frame = frame.with_columns(pl.Series(name, column) for name, column in numbers.items())
         for dense in schema.dense:
             with naming_column(self._path, dense.source):
@@ -458,13 +458,13 @@ class Converter:
         return value
 
     def dates(
-        self, frame: pl.DataFrame, dates: Sequence[DateColumn], known: Mapping[str, pl.Series]
+        self, frame: pl.DataFrame, dates: Sequence[DateColumn], read_before: Mapping[str, pl.Series]
     ) -> dict[str, Seconds]:
         """Return the seconds since 1970 of every column of dates, `NO_DATE` where a date is missing.
 
         Columns in `known` were read before.
         """
-        seconds = dict(known)
+        seconds = dict(read_before)
         for date in dates:
             if date.name not in seconds:
                 with naming_column(self._path, date.name):

@@ -46,7 +46,7 @@ class LocalTimes:
 
     @cached_property
     def days(self) -> Seconds:
-        """Whole days of each time since 1970-01-01, ``[N]``."""
+        """Number of whole days from 1970-01-01 to each time, ``[N]``."""
         return self.seconds // _DAY
 
     @cached_property

@@ -207,7 +207,7 @@ def _from_values(
 
 
 def _expected_instead(cell: Any) -> str:
-    """Return what is expected instead of a cell that no series can contain; empty if one can."""
+    """Return the values that are expected instead of a cell that no series can contain; empty if one can."""
     try:
         if isinstance(cell, str):
             cell.encode()
@@ -339,9 +339,9 @@ class _Group(NamedTuple):
     type: type
     is_unsigned: bool
     singles: slice
-    """Columns of features with single values."""
+    """Range of the columns whose features have one value per row."""
     lists: list[tuple[int, SparseFeature]]
-    """Columns of all other features."""
+    """Column number and feature of each column of lists."""
 
 
 class PlainRowReader:
@@ -354,6 +354,7 @@ class PlainRowReader:
     Parameters
     ----------
     schema : Schema
+        Columns that are read from each row.
     types : mapping of str to DataType
         Type of the values of each vocabulary.
 
@@ -461,7 +462,7 @@ class PlainRowReader:
 
 
 def _getter(keys: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that returns the items with `keys`."""
+    """Return a function of a row that returns its cells with the given keys, as a tuple."""
     return itemgetter(*keys) if len(keys) > 1 else lambda items: tuple(items[key] for key in keys)
 
 
@@ -486,8 +487,9 @@ def _plain_numbers(columns: Sequence[Sequence[Any]]) -> tuple[NDArray[np.float64
 
 
 def _plain_values(columns: Sequence[Sequence[Any]], group: _Group) -> tuple[list[Any], list[int] | None]:
-    """Return the values of a group of features, and the number of values of each feature in each row; None if all are
-    1.
+    """Return the values of a group of features, and the number of values in each cell.
+
+    The numbers are None if every cell has one value.
     """
     cells, counts = list(chain.from_iterable(columns[group.singles])), None
     kinds = set(map(type, cells))

@@ -295,6 +295,7 @@ def series_of_lists(
     Parameters
     ----------
     name : str
+        Name of the series.
     values : Series
         The values of all lists, one list after the other.
     lengths : ndarray

@@ -340,7 +340,7 @@ class Dataset:
         return replace(vocabulary, held_out=0) if self.is_complete else vocabulary.without_held_out()
 
     def held_out_values(self, name: str) -> pl.Series:
-        """Read the held-out values of a vocabulary. They have the last ids of `complete`."""
+        """Read the held-out values of a vocabulary. In the data set `complete`, their ids follow all other ids."""
         return read_held_out(self.path / self._checked(name).path, self.manifest.vocabularies[name])
 
     @cached_property
@@ -457,7 +457,9 @@ class Dataset:
             raise DatasetError(f"{self.path} was opened without its split {split!r}: open it again to read that split")
         self._require(self.manifest.files(split))
         buckets = self._held_out_buckets if self._rare_share else {}
-        rare = {each.name: buckets[each.vocabulary] for each in self.schema.sparse if each.vocabulary in buckets}
+        rare = {
+            feature.name: buckets[feature.vocabulary] for feature in self.schema.sparse if feature.vocabulary in buckets
+        }
         layout = ShardLayout.of(self.manifest)
         return RowGroupReader(self.path, shards, layout, unused=unused, rare=rare, rare_share=self._rare_share)
 

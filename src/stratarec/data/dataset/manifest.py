@@ -104,10 +104,10 @@ class VocabularyInfo(StoredFile, Ids):
         """Return the description for the models of a phase: in a refit, held-out values have rows; before, none."""
         if not self.held_out:
             return self
-        rest = {} if refit else {
+        unmeasured = {} if refit else {
             "values": self.values - self.held_out, "rows": self.rows - self.held_out, "digest": self.trained_digest,
         }  # fmt: skip
-        return self.model_copy(update={**rest, "held_out": 0, "trained_digest": None})
+        return self.model_copy(update={**unmeasured, "held_out": 0, "trained_digest": None})
 
 
 class MomentsInfo(Model):
@@ -199,7 +199,7 @@ class LeakInfo(Model):
 
 
 class Provenance(Model):
-    """How a data set was prepared."""
+    """Inputs and software with which a data set was prepared."""
 
     origin: Origin
     paths: tuple[str, ...]

@@ -263,6 +263,7 @@ class RowGroupReader:
     root : Path
         Directory of the data set.
     shards : sequence of Shard
+        Shards to read from.
     layout : ShardLayout
         Expected columns of their files.
     unused : bool

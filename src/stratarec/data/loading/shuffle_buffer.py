@@ -109,8 +109,8 @@ class ShuffleBuffer:
     """Samples of some row groups, their tables, and the order of samples."""
 
     samples: PackedRows
-    """Features in none of `tables`. Columns before the ids: the user (two columns, if samples have users), the bits of
-    each label and of the weight (if any) as float32, and the row in each of `tables`."""
+    """Features that are in none of `tables`. Before their ids, a row has the user (two columns, if samples have users),
+    each label and the weight (if any) as the bits of a float32, and the row in each of `tables`."""
     users: bool
     """Whether samples have a user."""
     tables: dict[str, GroupValues]

@@ -74,6 +74,7 @@ class BaseDataset:
         Parameters
         ----------
         name : str
+            Name of the vocabulary.
         counted : DataFrame
             Counts of this log.
         kind : DataType

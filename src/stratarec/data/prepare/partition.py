@@ -34,6 +34,7 @@ class Partition:
     frame : DataFrame
         Spilled rows, including the split of each.
     schema : Schema
+        Columns of the data set.
     order : ndarray, optional
         ``[N]`` the final order, if it was computed before.
     """

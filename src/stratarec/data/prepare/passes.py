@@ -54,10 +54,13 @@ class Partitions:
     Parameters
     ----------
     spill : Spill
+        Spilled rows of the log.
     files : sequence of SpilledFile
         All spilled files of the log.
     schema : Schema
+        Columns of the data set.
     splitter : Splitter
+        Chooses the split of each row.
     shard_samples : int
         Approximate number of samples in a partition if the schema has no shard key.
     events : DataFrame, optional

@@ -165,9 +165,13 @@ class Spill:
     Parameters
     ----------
     folder : Path
+        Directory of the spilled files.
     schema : Schema
+        Columns of the data set.
     splitter : Splitter
+        Chooses the split of each row.
     vocabulary : VocabularyConfig
+        Kinds and limits of the vocabularies.
     partitions : int
         Number of partitions of the shard key. Without a shard key, each chunk is a partition.
     """
@@ -209,6 +213,7 @@ class Spill:
         Parameters
         ----------
         chunks : sequence of Chunk
+            Consecutive rows of the log.
         before : int
             Number of rows in earlier chunks.
         """
@@ -318,11 +323,15 @@ class Workspace:
     Parameters
     ----------
     root : Path
+        The directory.
     origin : Origin
         Inputs of the data set.
     schema : Schema
+        Columns of the data set.
     splitter : Splitter
+        Chooses the split of each row.
     vocabulary : VocabularyConfig
+        Kinds and limits of the vocabularies.
     """
 
     def __init__(
@@ -419,7 +428,7 @@ class SpillPass:
         return _READER_BYTES
 
     def run(self, executor: Executor, progress: Progress) -> list[SpilledFile]:
-        """Spill the rest of the log, and return all files."""
+        """Spill the rows that were not spilled before, and return all files."""
         if self.shares:
             progress.start("read", len(self.shares), "shares of the log")
             try:

@@ -76,7 +76,7 @@ class CsvConfig(RowsConfig):
                 raise ConfigError(f"data.source.{name} is {text!r}, expected one ASCII character, or nothing")
         try:
             object.__setattr__(self, "encoding", codecs.lookup(self.encoding).name)
-            "".encode(self.encoding)  # refuses codecs from bytes to bytes
+            "".encode(self.encoding)  # raises LookupError for a codec from bytes to bytes, such as base64
         except (LookupError, ValueError) as error:
             raise ConfigError(
                 f"data.source.encoding is {self.encoding!r}, expected one such as utf-8, latin-1, cp1252 or utf-16"

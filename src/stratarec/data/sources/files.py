@@ -70,7 +70,7 @@ class InputFile:
 def expand(paths: tuple[str, ...]) -> tuple[InputFile, ...]:
     """Expand globs, directories and URLs, each in sorted order.
 
-    A directory stands for all files in it and in its subdirectories, except files and directories whose names begin
+    A directory means all files in it and in its subdirectories, except files and directories whose names begin
     with ``_`` or ``.``, such as ``_SUCCESS``. Empty files of a glob or directory are left out.
 
     Raises

@@ -18,7 +18,7 @@ CODECS = {
 }  # fmt: skip
 """Suffix of a compressed file -> its compression."""
 TSV_SUFFIXES, JSON_SUFFIXES = (".tsv", ".tab"), (".jsonl", ".ndjson", ".json")
-"""Suffixes of text files, without that of a compression; other text is CSV."""
+"""Suffixes of text files whose format is not CSV. The suffix of a compression may follow."""
 FRONT_BYTES = 512
 """Number of bytes from which a format is recognized."""
 _COMPRESSED = (
@@ -67,9 +67,9 @@ def compression_of(front: bytes, path: str) -> str:
 
     A file whose name has the suffix of a compression is compressed, unless it begins as text.
     """
-    known = next((name for mark, name in _COMPRESSED if front.startswith(mark)), "")
+    compression = next((name for mark, name in _COMPRESSED if front.startswith(mark)), "")
     named = next((name for ending, name in CODECS.items() if path.lower().endswith(ending)), "")
-    return known or ("" if is_text(front) else named)
+    return compression or ("" if is_text(front) else named)
 
 
 def table_format(front: bytes) -> str:

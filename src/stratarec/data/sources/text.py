@@ -249,7 +249,7 @@ def narrow_encoding(content: bytes) -> str:
     """Return the encoding of text: UTF-8, or a western European one if the bytes show it.
 
     Text in UTF-8 with some damaged bytes is still UTF-8. Bytes above 127 are single letters in western European words,
-    and adjacent in other alphabets, whose encoding cannot be told from the bytes.
+    and adjacent in other alphabets, whose encoding the bytes do not show.
     """
     if not utf8_fault(content) or not content.decode("utf-8", "ignore").isascii() or _BINARY.search(content):
         return "utf-8"

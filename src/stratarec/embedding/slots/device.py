@@ -167,9 +167,9 @@ class DeviceSlots(SlotMemory):
         buffer = BatchBuffer.pack(self._level0.ring, staged, tensors)
         if stride is not None:
             with self._order.moving():
-                for each in buffer.staged:
-                    assert isinstance(each, DeviceBatch)
-                    each.list_rows(stride)
+                for batch in buffer.staged:
+                    assert isinstance(batch, DeviceBatch)
+                    batch.list_rows(stride)
         return buffer
 
     def empty(self, *shape: int) -> Tensor:

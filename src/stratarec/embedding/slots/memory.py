@@ -48,7 +48,7 @@ class PackedBatch:
         self.staged = staged
 
     def release(self) -> None:
-        """Release what was allocated for the batch: all work with it is queued."""
+        """Release the buffers of the batch. All operations that use them must be queued."""
 
 
 class SlotMemory(Protocol):

@@ -519,7 +519,7 @@ class StoredHome(Mover):
 def mover_of(
     names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: SlotMemory
 ) -> Mover:
-    """Return the mover for a store and a memory; the parameters are those of `Mover`."""
+    """Return the mover for a store and a memory. The parameters are the same as of `Mover`."""
     if isinstance(store, DeviceRecords):
         return DeviceHome(names, directory, codec, store, memory)
     addressable = memory.addresses_host and store.array is not None and store.bits is not None
@@ -649,6 +649,6 @@ def saved_slots(
             if (head["row"] >= rows).any():
                 raise CheckpointError(f"{folder / entry['name']} has rows beyond 0..{rows - 1}; use another checkpoint")
             valid = np.flatnonzero((newest[places] == number) & (head["row"] >= 0))
-            decoded = FloatRows.allocate(len(valid), codec.width, **codec.layout.kept)
+            decoded = FloatRows.allocate(len(valid), codec.width, **codec.layout.state_shape)
             exact.decode(floats, valid, decoded, np.arange(len(valid), dtype=np.int64))
             yield head["row"][valid].astype(np.int64), decoded

@@ -190,7 +190,7 @@ class _Records:
         self._numbers = numbers
         self.shape = (numbers.end, layout.record_bytes)
         self._floats = layout.clock_at
-        self._kept = layout.kept
+        self._state_shape = layout.state_shape
 
     def __getitem__(self, numbers: Indices, /) -> NDArray[np.uint8]:
         rows = self._numbers.to_group(numbers)
@@ -204,6 +204,6 @@ class _Records:
 
     def __setitem__(self, numbers: Indices, records: NDArray[np.uint8], /) -> None:
         rows = self._numbers.to_group(numbers)
-        decoded = FloatRows.allocate(len(rows), self._width, **self._kept)
+        decoded = FloatRows.allocate(len(rows), self._width, **self._state_shape)
         decoded.load_records(records)
         self._memory.write(rows, decoded, np.arange(len(rows), dtype=np.int64))

@@ -33,8 +33,8 @@ def exchange(
     in_records: NDArray[np.uint8],
 ) -> NDArray[np.bool_]:
     scatter(array, outgoing, out_records)
-    for each in bits:
-        set_bits(each, outgoing)
+    for row in bits:
+        set_bits(row, outgoing)
     present = test_bits(bits[0], incoming)
     gather(array, incoming, present, in_records)
     return present

@@ -83,6 +83,6 @@ def collect(context, events, least):
     """
     got = 0
     while got <= 0:
-        # Fails only if a signal arrives first.
+        # The call returns an error only if a signal arrives first. It is then repeated.
         got = _syscall(_GETEVENTS, context, least, len(events) // EVENT_WORDS, np.int64(events.ctypes.data), 0)
     return got

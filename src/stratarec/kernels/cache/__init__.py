@@ -71,7 +71,7 @@ class CacheLayout:
     slot_start: Ints
     """``[T + 1]`` first slot."""
     sets: Ints
-    """Number of sets, without those of the overflow area."""
+    """Number of sets. The overflow area has its own sets, which are not counted."""
     overflow_sets: Ints
     """Number of sets in the overflow area, which follows the cache sets."""
     noise: RowNoise
@@ -339,7 +339,7 @@ def initialize(
     level: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]],
     width: int,
 ) -> None:
-    """Write initial values to the slots of rows that were never written; weights equal those from `fill_uniform`.
+    """Write initial values to the slots of rows that were never written; weights equal the result of `fill_uniform`.
 
     Parameters
     ----------

@@ -218,8 +218,8 @@ def by_score(policy):
 def chooser(policies, code=0):
     """Return a compiled function that chooses by the policy with a number; it tests the number once per set."""
     # Vector code, because the search is most of the time of a miss.
-    own = oldest if policies[0].keeps == "recent" else last
-    first = own if policies[0].score is None else by_score(policies[0])
+    default = oldest if policies[0].keeps == "recent" else last
+    first = default if policies[0].score is None else by_score(policies[0])
 
     @njit(**BODY)
     def only(state, start, ways, policy, horizon):
@@ -326,9 +326,10 @@ def admit(row, area, state, policy, horizon):
 
 @njit(**BODY)
 def bring_in(pending, values, area, reach, places, state, stamps, out, arrivals, rows_in):
-    """Assign a slot to every pending id; list the rows to fetch and the rows that they replace.
+    """Assign a slot to every pending id; list the rows to fetch in `arrivals` and the rows that they replace in `out`.
 
-    Returns (rows to fetch, rows replaced, new reach of the overflow area, ids without a slot).
+    `pending` are positions in `values`, and `reach` is the number of overflow sets that lookups search. `rows_in` rows
+    are listed before. Returns (rows to fetch, rows replaced, new reach, ids without a slot).
     """
     stuck, victims, misses = 0, 0, U(len(pending))
     for p in range(misses):
@@ -441,7 +442,9 @@ def initialize_row(slot, key, bound, slots, D, full):
 def initialize(moves, absent, bounds, slots, width, full, chunks):
     """Initialize the slots of rows that were never written: uniform weights within the table's bound, zeros for state.
 
-    `moves` are slots, tables and noise keys.
+    `moves` are slots, tables and noise keys of rows. Only rows with ``absent[i]`` were never written. `bounds` are the
+    largest initial weights of tables, `full` is the number of floats of a row's full state, and `chunks` the number
+    of parts that threads process.
     """
     D, (into, tables, keys) = U(width), moves
     for chunk in prange(chunks):

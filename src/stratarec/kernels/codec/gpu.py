@@ -89,7 +89,7 @@ def unordered(order):
 
 @triton.jit
 def parameters(low, high, LEVELS: tl.constexpr, WIDE: tl.constexpr):
-    """Return scale, offset and whether they can be stored; the results equal those of `kinds.integers.parameters`."""
+    """Return scale, offset and whether they can be stored; the results equal `kinds.integers.parameters`."""
     low, high = low + 0.0, high + 0.0
     levels = tl.zeros_like(low) + LEVELS
     if WIDE:

@@ -82,7 +82,7 @@ class RecordLayout:
         return self.clock_at + 4 * self.clock
 
     @property
-    def kept(self) -> dict[str, int]:
+    def state_shape(self) -> dict[str, int]:
         """Numbers of a row other than weights: floats per row, floats per weight, and whether there is a clock."""
         return {"row_state": self.row_state, "full_state": self.full_state, "clock": self.clock}
 

@@ -37,7 +37,7 @@ class Mask(NamedTuple):
     limit : ndarray
         ``[K]`` int16 limits of the members.
     scale : ndarray
-        ``[K]`` float32 factors of what is not dropped.
+        ``[K]`` float32 factors of elements that are not dropped.
     """
 
     bits: Tensor
@@ -101,6 +101,7 @@ def member_logits(
     Parameters
     ----------
     layout : Layout
+        Sizes of members, features and layers.
     fields : Mask
         Bits ``[M, B, N + F]``, one matrix for each of the M members that drop fields; a single limit and factor.
     hidden : sequence of Mask
@@ -135,8 +136,8 @@ class _Members(torch.autograd.Function):
         for place, widths in enumerate(layout.widths):
             values = torch.empty(samples * int(widths.sum()))
             after = layout.split(place, values, samples)
-            for part, own, weight in zip(before, after, _parts(layout, place, weights[3 + 2 * place]), strict=True):
-                torch.bmm(part, weight, out=own)
+            for part, out, weight in zip(before, after, _parts(layout, place, weights[3 + 2 * place]), strict=True):
+                torch.bmm(part, weight, out=out)
             is_last = place == len(layout.widths) - 1
             layer = _Layer(before, after, values.numpy(), flat[-2] if is_last else flat[-2][:0], (
                 samples, weights[3 + 2 * place].shape[2], layout.members, widths, layout.starts[place],
@@ -174,9 +175,9 @@ class _Members(torch.autograd.Function):
                 of_before = [of_inputs[group.first : group.last] for group in layout.groups]
             of_weights, weight_parts = _parts(layout, place, of_weight), _parts(layout, place, weights[3 + 2 * place])
             parts = (layer.before, products, of_before, weight_parts, of_weights)
-            for before, own, out, weight, of_part in zip(*parts, strict=True):
-                torch.bmm(before.transpose(1, 2), own, out=of_part)
-                torch.bmm(own, weight.transpose(1, 2), out=out)
+            for before, product, out, weight, of_part in zip(*parts, strict=True):
+                torch.bmm(before.transpose(1, 2), product, out=of_part)
+                torch.bmm(product, weight.transpose(1, 2), out=out)
         of_vectors, of_numbers = torch.empty(ctx.shape), [torch.empty_like(weight) for weight in weights[:3]]
         of_fields = tuple(map(_flat, (of_vectors, *of_numbers)))
         kernel = cpu.kernels(layout.field_lanes).spread

@@ -27,7 +27,7 @@ _MOST = np.float32(MOST_DEVIATIONS)
 
 
 class Fields(NamedTuple):
-    """Inputs of the members of a batch, flat, and what the forward pass computes for the backward pass."""
+    """Flat inputs of the members, and results of the forward pass that the backward pass uses."""
 
     samples: int
     members: int
@@ -174,12 +174,12 @@ def spread_number(lanes, fields, n, inputs, gradient, logits, out):
             bin, share = fields.bin[b * N + n], broadcast(fields.share[b * N + n], lanes)
             scale = broadcast(factor(fields, first_bits(fields, k, b), n), lanes)
             place = U(((k * B + b) * (N + F) + n) * D)
-            own, below = U(((n * Q + min(bin, Q - 1)) * K + k) * D), U(((n * (Q + 1) + bin) * K + k) * D)
+            weights, below = U(((n * Q + min(bin, Q - 1)) * K + k) * D), U(((n * (Q + 1) + bin) * K + k) * D)
             for d in range(U(0), U(D), U(lanes)):
                 part = passed(multiply(load(gradient, place + d, lanes), scale), load(inputs, place + d, lanes))
                 store(out.bias, bias + d, add(load(out.bias, bias + d, lanes), part))
                 # The share of a number above the last edge is 0.
-                store(out.weight, own + d, multiply_add(share, part, load(out.weight, own + d, lanes)))
+                store(out.weight, weights + d, multiply_add(share, part, load(out.weight, weights + d, lanes)))
                 store(fields.below, below + d, add(load(fields.below, below + d, lanes), part))
         out.first[n * K + k] = first
 

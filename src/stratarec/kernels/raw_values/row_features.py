@@ -164,11 +164,11 @@ def _fill_ids(sparse, index, weights, values, texts, hashes, features):
         for place in range(len(sparse)):
             feature, vocabulary, start, width = sparse[place, :4]
             first, end = features.offsets[feature * rows], features.offsets[(feature + 1) * rows]
-            found, ids = hashes[done : done + end - first], features.ids[first:end]
+            block_hashes, ids = hashes[done : done + end - first], features.ids[first:end]
             if step < 2:
-                prefetch_keys(index, vocabulary, found, step)
+                prefetch_keys(index, vocabulary, block_hashes, step)
             else:
-                find_ids(index, vocabulary, found, texts, done - values.integers, ids)
+                find_ids(index, vocabulary, block_hashes, texts, done - values.integers, ids)
                 for n in range(len(ids) if width else 0):
                     prefetch_row(weights, U(start + ids[n] * width), U(width))
             done += end - first

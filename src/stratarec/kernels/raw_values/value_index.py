@@ -149,11 +149,11 @@ def _text(texts: TextValues | None, place: int) -> bytes:
 
 
 @njit(**BODY)
-def _equal(left, first, last, right, start, stop):
+def _equal(one, first, last, other, start, stop):
     if last - first != stop - start:
         return False
     for byte in range(last - first):
-        if left[first + byte] != right[start + byte]:
+        if one[first + byte] != other[start + byte]:
             return False
     return True
 

@@ -55,7 +55,10 @@ def _within(builder, count):
 
 
 def _reduce(builder, operation, within, lanes, other):
-    """Return the minimum or maximum (`operation`: smin or smax) of `other` and the lanes that are `within`."""
+    """Return the minimum or maximum of a vector of int32.
+
+    `operation` is smin or smax. Lanes whose mask `within` is false are replaced by the number `other` first.
+    """
     lanes = builder.select(within, lanes, ir.Constant(_VECTOR, [other] * LANES))
     kind = ir.FunctionType(_I32, [_VECTOR])
     reduce = builder.module.declare_intrinsic(f"llvm.vector.reduce.{operation}.v{LANES}i32", fnty=kind)

@@ -43,6 +43,7 @@ def pack_pairs(rates: PairRates, categorical: int) -> PackedPairs:
     Parameters
     ----------
     rates : PairRates
+        Rates of pairs, which may come from an untrusted file.
     categorical : int
         S.
     """

@@ -92,8 +92,8 @@ def pair_codes(rows: Floats, rates: PairRates, categorical: int) -> NDArray[np.i
                 if column < categorical
                 else edges.searchsorted(numbers, side="right")
             )
-    both = [[codes[int(first)], codes[int(second)]] for first, second, _ in rates.pairs]
-    return np.reshape(both, (len(both), 2, len(rows))).astype(np.int64)
+    pair_codes = [[codes[int(first)], codes[int(second)]] for first, second, _ in rates.pairs]
+    return np.reshape(pair_codes, (len(pair_codes), 2, len(rows))).astype(np.int64)
 
 
 def look_up_pairs(rows: Floats, rates: PairRates, keys: NDArray[np.int64], categorical: int) -> Floats:
@@ -104,15 +104,16 @@ def look_up_pairs(rows: Floats, rates: PairRates, keys: NDArray[np.int64], categ
     rows : ndarray
         ``[B, C]``; the first S columns are categorical.
     rates : PairRates
+        Pairs of columns, and the click rates of their codes.
     keys : ndarray
         ``[E]``, result of `PairRates.keys`.
     categorical : int
         S.
     """
     codes = pair_codes(rows, rates, categorical)
-    wanted = _key(np.arange(len(codes))[:, None], codes[:, 0], codes[:, 1])
-    place = keys.searchsorted(wanted)
-    is_known = np.append(keys, -1)[place] == wanted
+    seen_keys = _key(np.arange(len(codes))[:, None], codes[:, 0], codes[:, 1])
+    place = keys.searchsorted(seen_keys)
+    is_known = np.append(keys, -1)[place] == seen_keys
     result = np.where(is_known, np.append(rates.rates[:, 3], np.float32(0))[place], rates.pairs[:, 2:])
     return np.ascontiguousarray(result.T)
 

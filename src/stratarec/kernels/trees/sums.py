@@ -43,7 +43,7 @@ Floats = NDArray[np.float32]
 
 
 class TreeArrays(NamedTuple):
-    """Trees as they are stored, those of a member one after another. The arrays may have any content."""
+    """Trees in the layout of a checkpoint, ordered by member. The arrays may have any content."""
 
     trees: Floats
     """``[T, 2]`` member and number of inner nodes of each tree. A tree without nodes is a constant."""
@@ -68,7 +68,7 @@ class PackedTrees(NamedTuple):
     """``[N]``."""
     places: NDArray[np.int32]
     """``[N, 2]`` first place and end of a node's codes in `sets`; 0 for nodes without a set."""
-    kept: NDArray[np.int32]
+    reachable: NDArray[np.int32]
     """``[N, 2]`` leaves that remain possible to the left and to the right of a node, as bits."""
     signatures: NDArray[np.uint64]
     """``[N]`` the lowest six bits of the codes of a node's set, each as a bit."""
@@ -83,6 +83,7 @@ def pack_trees(arrays: TreeArrays, columns: int, members: int) -> PackedTrees | 
     Parameters
     ----------
     arrays : TreeArrays
+        Trees, which may come from an untrusted file.
     columns, members : int
         C and M.
     """
@@ -131,7 +132,7 @@ def pack_trees(arrays: TreeArrays, columns: int, members: int) -> PackedTrees | 
         thresholds=nodes[order, 1],
         places=places[order],
         # The root also removes bits without a leaf.
-        kept=np.where(number[:, None] == 0, below, ~below[:, ::-1])[order],
+        reachable=np.where(number[:, None] == 0, below, ~below[:, ::-1])[order],
         signatures=signatures[order],
         sets=sets,
     )
@@ -174,12 +175,12 @@ def sum_trees(rows, trees, leaves, block, sums):
                 possible[b] = -1 if end > first_node else 1
             for n in range(first_node, middle):
                 column, threshold = block[trees.columns[n]], trees.thresholds[n]
-                left, right = trees.kept[n]
+                left, right = trees.reachable[n]
                 for b in range(count):
                     possible[b] &= left if column[b] <= threshold else right
             for n in range(middle, end):
                 column, (start, stop) = block[trees.columns[n]], trees.places[n]
-                left, right = trees.kept[n]
+                left, right = trees.reachable[n]
                 for b in range(count):
                     in_set[b] = 0
                 for place in range(start, stop):
@@ -208,7 +209,7 @@ def _sum_row(row, trees, leaves, sums):
         possible = np.int32(-1) if end > first_node else np.int32(1)
         for n in range(U(first_node), U(middle)):
             goes_left = row[U(trees.columns[n])] <= trees.thresholds[n]
-            possible &= trees.kept[n, 0] if goes_left else trees.kept[n, 1]
+            possible &= trees.reachable[n, 0] if goes_left else trees.reachable[n, 1]
         for n in range(U(middle), U(end)):
             number, in_set = row[U(trees.columns[n])], np.int32(0)
             is_code = np.float32(0.0) <= number < np.float32(CODES)
@@ -216,7 +217,7 @@ def _sum_row(row, trees, leaves, sums):
             if (trees.signatures[n] >> place_of_bit) & np.uint64(1):
                 for place in range(U(trees.places[n, 0]), U(trees.places[n, 1])):
                     in_set |= np.int32(trees.sets[place] == number)
-            possible &= trees.kept[n, 0] if in_set else trees.kept[n, 1]
+            possible &= trees.reachable[n, 0] if in_set else trees.reachable[n, 1]
         sums[trees.members[t]] += leaves[first_leaf + (float_bits(np.float32(possible)) >> 23) - 127]
 
 

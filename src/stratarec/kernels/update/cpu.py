@@ -235,9 +235,9 @@ def norm_sorted(lanes, lookups, distinct, D, scratch, sources):
 
 @njit(**BODY)
 def norm_tables(member, lanes, one_block, counter, width, batch, gradients, work, out):
-    """Compute the sum of squares of one table after another until none is left.
+    """Compute the sum of squares of a table's gradients, for one table after another until none is left.
 
-    A table is summed in the order of its lookups, whichever thread does it.
+    The sum of a table is in the order of its lookups, so it does not depend on the thread.
     """
     literally(lanes)
     D, scratch = U(lanes if one_block else width), member_scratch(work, member)
@@ -270,9 +270,9 @@ _NO_NUMBERS = np.empty((0, 3), dtype=np.float32)
 
 @njit(**BODY)
 def apply_missed_of_feature(lanes, f, part, bags, features, slots, D, rule, missed):
-    """Apply missed steps to the rows that a feature looks up, if they belong to `part` of their table.
+    """Apply missed steps to the rows that feature `f` looks up.
 
-    `part` is (number, parts).
+    `part` is (number of a part, number of parts); rows of other parts of the table are skipped.
     """
     literally(lanes)
     number, parts = part

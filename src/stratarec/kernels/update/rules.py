@@ -226,8 +226,8 @@ def with_added(kinds, others):
     """Return a compiled `update_row` that also has the added kinds, pairs of number and function; `others` has none."""
     if not kinds:
         return others
-    (code, function), *rest = kinds
-    first, others = njit(**BODY)(function), with_added(rest, others)
+    (code, function), *remaining = kinds
+    first, others = njit(**BODY)(function), with_added(remaining, others)
 
     @njit(**BODY)
     def choose(lanes, rule, numbers, slots, row, D, gradient, start):

@@ -61,7 +61,7 @@ def _segment_joined(
     dense: Tensor | None, vectors: Tensor, shared: Sequence[bool], starts: Tensor
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the columns of `_joined` as two tensors, per sample and per segment, like `segment_interaction`."""
-    per_sample, per_segment = ([place for place, flag in enumerate(shared) if flag == each] for each in (False, True))
+    per_sample, per_segment = ([i for i, flag in enumerate(shared) if flag == value] for value in (False, True))
     return _joined(dense, chosen(vectors, per_sample)), chosen(vectors[: len(starts) - 1], per_segment).flatten(1)
 
 

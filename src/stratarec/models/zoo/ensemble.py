@@ -200,8 +200,8 @@ class EnsembleScore(Score):
         size, features = len(rows), dense.shape[1] + rows.shape[1]
         masks: dict[int, Tensor] = {}
         if self.training:
-            kept = self.field_dropout(rows.new_ones(len(self.field_dropped), size, features))
-            masks = dict(zip(self.field_dropped, kept, strict=True))
+            field_masks = self.field_dropout(rows.new_ones(len(self.field_dropped), size, features))
+            masks = dict(zip(self.field_dropped, field_masks, strict=True))
         for member, factors in masks.items():
             first[:, member] = (rows[:, :, member, -1] * factors[:, dense.shape[1] :]).sum(1)
         if self.numbers is not None:

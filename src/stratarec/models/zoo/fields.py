@@ -30,6 +30,7 @@ class Parts:
     shared : Tensor or None
         ``[R, F_s, W]``; None if there are no segments.
     segments : Segments or None
+        Segments of the B samples; None if nothing is shared.
     numbers : int
         F_dense.
     """

@@ -79,7 +79,7 @@ class FinalMLPScore(Score):
         return self.logits(torch.cat([x, y, self.fused(x, y)], dim=1).to(fields.dtype))
 
     def fused(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the sum of the bilinear forms, ``[B, 1]``."""
+        """Return the sum of the heads' bilinear forms of `x` ``[B, X]`` and `y` ``[B, Y]``, as ``[B, 1]``."""
         x_heads, y_heads = (part.view(part.shape[0], self.heads, -1) for part in (x, y))
         forms = self.forms.weight.view(self.heads, x_heads.shape[2], y_heads.shape[2])
         return (torch.einsum("bki,kij->bkj", x_heads, forms) * y_heads).sum((1, 2)).unsqueeze(1)

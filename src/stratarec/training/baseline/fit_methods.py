@@ -270,7 +270,8 @@ class _Shares:
             total, positive = (np.where(seen, column[place], 0.0) for column in (self._known, self._positive))
         else:
             fold, label = (np.repeat(column, bag.lengths) for column in training)
-            total, positive = (sums_of_other_parts(self._place, fold, each) for each in (np.ones_like(label), label))
+            total = sums_of_other_parts(self._place, fold, np.ones_like(label))
+            positive = sums_of_other_parts(self._place, fold, label)
         share = (positive + _PRIOR * self._rate) / (total + _PRIOR)
         if not self._is_list:
             return [bag.filled(share, self._rate), bag.filled(np.log1p(total), 0)]
@@ -311,7 +312,7 @@ class Bags(NamedTuple):
         return bool((self.lengths > 1).any())
 
     def filled(self, values: NDArray[Any], missing: float) -> Doubles:
-        """Return one number per sample from one per id: that of the first id, or `missing` for samples without ids."""
+        """Return, for each sample, the number of its first id, or `missing` if it has no ids."""
         ends = np.cumsum(self.lengths)
         column = np.full(len(ends), missing, dtype=np.float64)
         column[self.lengths > 0] = values[(ends - self.lengths)[self.lengths > 0]]

@@ -76,7 +76,7 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
         ranked = {name: _ranked(carried.vocabularies[name], counted) for name, counted in carried.counts.items()}
         vocabularies = carried.vocabularies | {name: vocabulary for name, (vocabulary, _) in ranked.items()}
         sizes.update({name: (carried.vocabularies[name].rows, vocabularies[name].rows) for name in ranked})
-        old = {name: np.arange(each.rows, dtype=np.int64) for name, each in carried.vocabularies.items()}
+        old = {name: np.arange(vocabulary.rows, dtype=np.int64) for name, vocabulary in carried.vocabularies.items()}
         old |= {name: ids for name, (_, ids) in ranked.items()}
         dataset = write_without_samples(
             trained.dataset, work / periods.DATA, replace(carried, vocabularies=vocabularies)
@@ -218,7 +218,7 @@ def put_rows(model: CTRModel, name: str, rows: Ids, of: Callable[[Ids], FloatRow
         chosen = rows[first : first + _CHUNK].astype(np.int64)
         values = of(chosen)
         if values is None:
-            values = FloatRows.allocate(len(chosen), group.width, **group.codec.layout.kept)
+            values = FloatRows.allocate(len(chosen), group.width, **group.codec.layout.state_shape)
         values.clock[:] = 0
         group.write_rows(chosen + group.first_row[name], values, np.arange(len(chosen), dtype=np.int64), 0)
 

@@ -130,13 +130,13 @@ def _scored(truths: Sequence[_Truth], logits: NDArray[np.float32]) -> list[Sampl
 
 
 def _auc_drop(samples: Samples, placements: Doubles) -> Change:
-    """Return by how much the AUC of `samples` is above that of other `placements`."""
+    """Return the AUC of `samples` minus the AUC with other `placements`."""
     drop, positive = samples.placements - placements, samples.truth > 0
     value = mean_and_error(drop[positive], samples.scale[positive])[0]
     return Change(value=value, margin=Z95 * samples.auc_error(drop))
 
 
 def _log_loss_rise(samples: Samples, losses: Doubles) -> Change:
-    """Return by how much the log loss of `samples` is below that of other `losses`."""
+    """Return the log loss with other `losses` minus the log loss of `samples`."""
     value, error = mean_and_error(losses - samples.losses, samples.scale, samples.user)
     return Change(value=value, margin=Z95 * error)

@@ -77,6 +77,7 @@ class Probe:
     Parameters
     ----------
     model : CTRModel
+        Model that scores the samples.
     dataset : Dataset
         Training data set of the model, or one with the same features.
     batch : Batch

@@ -33,7 +33,7 @@ _NAME = re.compile(r"(\d{5,})(\.delta)?")
 class PublishTarget:
     """Directory to which a run is published, on this machine or in an object store. Use it as a context.
 
-    What is in an object store is copied to ``TMPDIR`` once, because a delta is the difference from it.
+    A published export in an object store is copied to ``TMPDIR`` once, because a delta is the difference from it.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def check_publish(folder: Path) -> None:
 
 
 def publish(run: Path, folder: Path) -> str:
-    """Publish the current model of a run, and return a description of what was written.
+    """Publish the current model of a run, and return a description of the written files.
 
     Raises
     ------

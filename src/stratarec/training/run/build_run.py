@@ -1,7 +1,7 @@
 """Build all parts of a run in one function, each from the parts before it.
 
 A run has one phase, or two with `train.refit`: the second one continues the tested checkpoint on the samples of
-validation and test, with parts of its own. `Session` is what both phases share.
+validation and test, with its own parts. `Session` contains the shared parts.
 """
 
 from __future__ import annotations
@@ -146,6 +146,7 @@ def build_run(
     resolved : ResolvedRun
         Recipe and data set of the phase, mesh and device.
     session : Session
+        Parts that both phases of a run share.
     folder : Path
         Directory of the checkpoints.
     plan : Plan or None
@@ -196,7 +197,7 @@ def build_run(
 
 
 def find_plan(
-    folder: Path, recipe: Recipe, dataset: Dataset, mesh: Mesh, device: torch.device, given: Plan | None = None
+    folder: Path, recipe: Recipe, dataset: Dataset, mesh: Mesh, device: torch.device, chosen: Plan | None = None
 ) -> Plan | None:
     """Return the placement of the tables of `dataset`: `given`, the plan in `folder`, or a new plan.
 
@@ -206,7 +207,7 @@ def find_plan(
     def find() -> Plan | None:
         level0: Memory = "hbm" if on_gpu(recipe, device) else "dram"
         return (
-            given or read_plan(folder, recipe, dataset, level0) or new_plan(recipe, dataset, mesh.ranks, device)
+            chosen or read_plan(folder, recipe, dataset, level0) or new_plan(recipe, dataset, mesh.ranks, device)
         )  # fmt: skip
 
     if mesh.ranks == 1:

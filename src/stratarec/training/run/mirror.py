@@ -157,7 +157,7 @@ class RunMirror:
         return next(reversed(self._versions.values()), None)
 
     def claim(self, *, resume: bool, overwrite: bool) -> None:
-        """Check that this run may use the mirror and, if it resumes, copy what the run's directory lacks.
+        """Check that this run may use the mirror and, if it resumes, copy the files that the run's directory lacks.
 
         Raises
         ------

@@ -193,9 +193,10 @@ _TRIES = 10
 
 
 def lock_chosen_checkpoint(path: Path, stack: ExitStack, *, tested: bool) -> Path:
-    """Choose a checkpoint of a run without periods as `open_run` does, lock it until `stack` is closed, and return it.
+    """Choose a checkpoint of a run without periods, lock it until `stack` is closed, and return it.
 
-    The run may still be training.
+    If `tested` is true, it is the checkpoint that was tested, else the one that scores new samples. The run may still
+    be training.
     """
     for tries in range(_TRIES):
         once_more = tries < _TRIES - 1

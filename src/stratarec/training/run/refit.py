@@ -94,6 +94,7 @@ def refit(
     first : ResolvedRun
         The first phase, whose parts must be released.
     session : Session
+        Parts that both phases of a run share.
     run : Path
         Directory of the run.
     tested : Path

@@ -97,6 +97,7 @@ class Cadence:
     Parameters
     ----------
     config : TrainConfig
+        Intervals of evaluations and checkpoints, and limits of the run.
     total_steps : int
         Number of steps of the whole run.
     ahead : int

@@ -5,8 +5,8 @@
     update network   fused optimizer
     update rows      row optimizer
 
-The host packs all that changes from step to step (slots of the looked-up rows, dense features, labels, learning rates)
-into one buffer, starts one copy and replays the graph. If rows are in GPU memory, that happens while earlier batches
+The host packs the inputs of a step (slots of the looked-up rows, dense features, labels, learning rates) into one
+buffer, starts one copy and replays the graph. If rows are in GPU memory, that happens while earlier batches
 train. The host reads the loss of a step after it has queued the next one. The device decides whether a step
 changes anything (`_alive`): after a loss that is not finite no step does, so the error that the host raises one step
 later still describes unchanged weights.
@@ -76,6 +76,7 @@ class StepInputs:
     dense : Tensor
         ``[B, F_dense]`` float32.
     targets : Targets
+        Labels and weights of the samples.
     rows : tuple of Tensor
         Looked-up rows, if they are not pooled in the step.
     """
@@ -205,7 +206,7 @@ class GraphStep:
         return self._engine.queued
 
     def tensors(self, step: int, batch: Batch, request: Request) -> list[Tensor | None]:
-        """Return what the device needs of a batch in addition to its ids, for the given step."""
+        """Return the tensors of a batch that the device needs in addition to its ids, for a given step."""
         parts = [self._numbers(step, step), batch.dense, *self._pipeline.objective.targets(batch)]
         for index in request.lists:
             parts += index or (None, None, None)
@@ -229,7 +230,7 @@ class GraphStep:
         packed.arrive()
         # A batch is packed with the numbers that are expected for its step. A factor on the learning rate that was set
         # meanwhile, or another number of steps of the rows, needs another copy.
-        numbers, (sent, *_), (on_device, *_) = self._numbers(step, self._engine.step), packed.given, packed.tensors
+        numbers, sent, on_device = self._numbers(step, self._engine.step), packed.host_tensors[0], packed.tensors[0]
         if not torch.equal(numbers, cast("Tensor", sent)):
             cast("Tensor", on_device).copy_(self._engine.transfers.up(numbers))
         return packed
@@ -407,6 +408,7 @@ class _Graph:
     inputs : StepInputs
         A batch of the form for which the graph is captured.
     work : callable
+        Function of a `StepInputs`, which is captured.
     weights : sequence of Tensor
         Weights whose memory the graph reads.
     other : _Graph or None

@@ -126,15 +126,15 @@ class BestMembers:
             self._losses = np.full(self._logits.shape[1], np.inf)
         samples.logit[:, networks:] = self._logits[:, networks:]
         losses = _losses(samples)
-        # Without samples that count, no step is better than another, and members are those of the last one.
-        is_better = ((losses < self._losses) | (not _known(samples)[1].any())) & (is_first or not closing)
+        # If no sample has a label, no step is better than another, and the members of the last step are used.
+        is_better = ((losses < self._losses) | (not _labels_and_weights(samples)[1].any())) & (is_first or not closing)
         if not self.apart:
             is_better[:networks] = True
         chosen = torch.from_numpy(is_better[:networks])
         for name, tensor in current.items():
-            own, stored = self._by_member(name, tensor), self._by_member(name, self._stored[name])
-            if own is not None and stored is not None:
-                stored[chosen] = own[chosen]
+            new, stored = self._by_member(name, tensor), self._by_member(name, self._stored[name])
+            if new is not None and stored is not None:
+                stored[chosen] = new[chosen]
         self._logits[:, is_better], self._losses[is_better] = samples.logit[:, is_better], losses[is_better]
         self._steps[: len(chosen)][chosen] = step
         weights = self._weights(samples._replace(logit=self._logits))
@@ -157,12 +157,12 @@ class BestMembers:
         used = np.ones(members, np.bool_)
         if trees is not None:
             used[self._score.members :] = trees.counts > 0
-        label, weight = _known(samples)
+        label, weight = _labels_and_weights(samples)
         users = np.unique(samples.user[weight > 0]).size if len(samples.user) else np.count_nonzero(weight)
-        each = np.count_nonzero(weight) / max(users, 1)
+        per_user = np.count_nonzero(weight) / max(users, 1)
         weights = np.zeros(members, np.float32)
         weights[used] = select_weights(
-            samples.logit[:, used], label, weight, trees=int(used[self._score.members :].sum()), each=each
+            samples.logit[:, used], label, weight, trees=int(used[self._score.members :].sum()), per_user=per_user
         )
         return weights
 
@@ -200,13 +200,13 @@ class BestMembers:
         network, embeddings = self._model.network.state_dict(), self._model.embeddings
         if not self.apart:
             return {_WEIGHTS: network[_WEIGHTS.removeprefix(_NETWORK)]}
-        own = {_NETWORK + name: tensor for name, tensor in network.items()}
-        own = {
+        state = {_NETWORK + name: tensor for name, tensor in network.items()}
+        state = {
             name: tensor
-            for name, tensor in own.items()
+            for name, tensor in state.items()
             if self._by_member(name, tensor) is not None or name == _WEIGHTS
         }
-        return own | {_TABLE + table.name: embeddings.table(table.name)["weight"] for table in embeddings.tables}
+        return state | {_TABLE + table.name: embeddings.table(table.name)["weight"] for table in embeddings.tables}
 
     def _by_member(self, name: str, tensor: Tensor) -> Tensor | None:
         if name.startswith(_TABLE):
@@ -214,7 +214,7 @@ class BestMembers:
         return self._score.by_member(name.removeprefix(f"{_NETWORK}score."), tensor)
 
 
-def _known(samples: ScoredSamples) -> tuple[NDArray[np.float32], Doubles]:
+def _labels_and_weights(samples: ScoredSamples) -> tuple[NDArray[np.float32], Doubles]:
     """Return the labels and the weights of samples. Both are 0 if a label is not known."""
     weight = samples.weight if len(samples.weight) else np.ones(len(samples.label))
     return np.nan_to_num(samples.label), np.where(np.isnan(samples.label), 0.0, weight)
@@ -222,7 +222,7 @@ def _known(samples: ScoredSamples) -> tuple[NDArray[np.float32], Doubles]:
 
 def _losses(samples: ScoredSamples) -> Doubles:
     """Return the log loss of each member; 0 if no sample has a weight."""
-    label, weight = _known(samples)
+    label, weight = _labels_and_weights(samples)
     if not weight.any():
         return np.zeros(samples.logit.shape[1])
     return np.array([Samples(label, logit, weight=weight).log_loss for logit in samples.logit.T])
@@ -234,11 +234,12 @@ _MOST_STEPS = 100
 
 
 def select_weights(
-    logits: NDArray[np.float32], label: NDArray[np.float32], weight: Doubles, *, trees: int = 0, each: float = 1.0
+    logits: NDArray[np.float32], label: NDArray[np.float32], weight: Doubles, *, trees: int = 0, per_user: float = 1.0
 ) -> NDArray[np.float32]:
     """Return the positive weights w ``[K]`` of members, with a sum of 1, that minimize the following sum:
 
-        (log loss of the weighted mean of logits, summed over samples) + 3 * each * (w log(w / m), summed over members)
+        (log loss of the weighted mean of logits, summed over samples)
+        + 3 * per_user * (w log(w / m), summed over members)
 
     m is 1 / K, or, if the last members are trees, half for all networks and half for all trees. The second term is the
     divergence of w from m. It decides between members with the same log loss. The minimum is computed by Newton's
@@ -254,18 +255,18 @@ def select_weights(
         ``[N]`` weights of samples.
     trees : int
         Number of the last members that are trees.
-    each : float
+    per_user : float
         Average number of samples of a user. All samples of a user count as one.
     """
-    known = weight > 0
-    columns, truth, scale = logits[known].astype(np.float64), label[known], weight[known]
+    has_label = weight > 0
+    columns, truth, scale = logits[has_label].astype(np.float64), label[has_label], weight[has_label]
     networks = logits.shape[1] - trees
     mean = np.full(logits.shape[1], 1 / networks)
     if trees:
         mean[:networks], mean[networks:] = 0.5 / networks, 0.5 / trees
     if not len(truth) or truth.min() == truth.max():
         return mean.astype(np.float32)
-    scale, prior = scale / scale.mean(), _PRIOR * each
+    scale, prior = scale / scale.mean(), _PRIOR * per_user
 
     def value(at: Doubles) -> float:
         logit = columns @ at

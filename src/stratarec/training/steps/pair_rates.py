@@ -41,7 +41,7 @@ class ClickRates(NamedTuple):
 
     by_code: Doubles
     """``[codes]``."""
-    own: Doubles
+    by_sample: Doubles
     """``[N]`` rate of each sample's code in the other parts."""
 
 
@@ -53,6 +53,7 @@ class Labels:
     label, weight : ndarray
         ``[N]``.
     seed : int
+        Seed of the random parts.
     """
 
     def __init__(self, label: NDArray[Any], weight: NDArray[Any], seed: int) -> None:
@@ -64,11 +65,11 @@ class Labels:
         self._clicks = self.label * self.weight
 
     def rates(self, code: Codes, size: int) -> ClickRates:
-        """Return the click rates of codes below `size`; ``code`` is that of each sample, ``[N]``."""
+        """Return the click rates of codes below `size`; `code` has the code of each sample, ``[N]``."""
         clicks, samples = (np.bincount(code, column, size) for column in (self._clicks, self.weight))
-        own, known = (sums_of_other_parts(code, self.part, column) for column in (self._clicks, self.weight))
+        positive, total = (sums_of_other_parts(code, self.part, column) for column in (self._clicks, self.weight))
         prior = _STRENGTH * self.mean
-        return ClickRates((clicks + prior) / (samples + _STRENGTH), (own + prior) / (known + _STRENGTH))
+        return ClickRates((clicks + prior) / (samples + _STRENGTH), (positive + prior) / (total + _STRENGTH))
 
     def sample(self, chosen: NDArray[np.int64]) -> Labels:
         """Return the labels of some samples, with their parts and the mean of all; all weights of them may be 0."""
@@ -80,8 +81,8 @@ class Labels:
 
 def sums_of_other_parts(code: NDArray[Any], part: NDArray[Any], column: NDArray[Any]) -> Doubles:
     """Return for each sample the sum of a column over the samples with its code that are in other parts."""
-    both = part * (code.max(initial=0) + 1) + code
-    sums: Doubles = np.bincount(code, column)[code] - np.bincount(both, column)[both]
+    part_code = part * (code.max(initial=0) + 1) + code
+    sums: Doubles = np.bincount(code, column)[code] - np.bincount(part_code, column)[part_code]
     return sums
 
 
@@ -93,6 +94,7 @@ def choose_pairs(rows: Floats, labels: Labels, categorical: Sequence[bool]) -> P
     rows : ndarray
         ``[N, C]``.
     labels : Labels
+        Labels of the N samples.
     categorical : sequence of bool
         For each of the first S columns whether it is a code; the others of them are lengths of lists.
     """
@@ -103,7 +105,7 @@ def choose_pairs(rows: Floats, labels: Labels, categorical: Sequence[bool]) -> P
     if len(codes) < 2 or labels.mean in (0.0, 1.0):
         return no_pairs()
     sizes = {column: int(code.max()) + 1 for column, code in codes.items()}
-    logits = {column: _logit(labels.rates(code, sizes[column]).own) for column, code in codes.items()}
+    logits = {column: _logit(labels.rates(code, sizes[column]).by_sample) for column, code in codes.items()}
     base = np.stack([np.ones(len(rows)), *logits.values()], axis=1)
     probability = _fit_regression(base, labels)
     slope = labels.weight * probability * (1 - probability)
@@ -115,10 +117,10 @@ def choose_pairs(rows: Floats, labels: Labels, categorical: Sequence[bool]) -> P
         # A pair whose codes occur once has no rates; a column that the other one determines adds nothing.
         if len(counts) > _CODE_PAIRS or len(counts) in (len(rows), sizes[first], sizes[second]):
             continue
-        logit = _logit(labels.rates(key, len(counts)).own)
-        known = np.stack([base[:, 0], logits[first], logits[second]], axis=1)
-        weighted = known.T * slope
-        new = logit - known @ np.linalg.lstsq(weighted @ known, weighted @ logit, rcond=None)[0]
+        logit = _logit(labels.rates(key, len(counts)).by_sample)
+        predictors = np.stack([base[:, 0], logits[first], logits[second]], axis=1)
+        weighted = predictors.T * slope
+        new = logit - predictors @ np.linalg.lstsq(weighted @ predictors, weighted @ logit, rcond=None)[0]
         if (variance := float(slope @ new**2)) > 0:
             gains[first, second] = float(residual @ new) ** 2 / (2 * variance)
     best = sorted(gains, key=lambda pair: -gains[pair])[:PAIRS]
@@ -133,13 +135,14 @@ def choose_pairs(rows: Floats, labels: Labels, categorical: Sequence[bool]) -> P
 
 
 def fit_pairs(rows: Floats, labels: Labels, chosen: PairRates, categorical: int) -> tuple[PairRates, Floats]:
-    """Return the click rates of chosen pairs, and those of the training samples themselves, ``[N, P]``.
+    """Return the click rates of chosen pairs, and for each training sample the rates of its codes, ``[N, P]``.
 
     Parameters
     ----------
     rows : ndarray
         ``[N, C]``.
     labels : Labels
+        Labels of the N samples.
     chosen : PairRates
         Rates that it has are not used.
     categorical : int
@@ -149,7 +152,7 @@ def fit_pairs(rows: Floats, labels: Labels, chosen: PairRates, categorical: int)
     for place, (first, second) in enumerate(pair_codes(rows, chosen, categorical)):
         key, code, counts = np.unique(first * CODES + second, return_inverse=True, return_counts=True)
         rates = labels.rates(code, len(counts))
-        columns[:, place] = rates.own
+        columns[:, place] = rates.by_sample
         table = np.stack([np.full(len(key), place), key // CODES, key % CODES, rates.by_code], axis=1)
         tables.append(table.astype(np.float32))
     pairs = chosen.pairs.copy()

@@ -116,8 +116,8 @@ _NO_WEIGHT = 0.02
 def patience_exhausted(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> bool:
     """Return whether at least `config.patience` evaluations followed the best one; false if patience is 0.
 
-    Half of the networks of an ensemble must not have improved for as long: while trees have most of the weight, the
-    ensemble does not improve although its networks do.
+    In an ensemble, at least half of the networks must not have improved in these evaluations either: while trees have
+    most of the weight, the ensemble does not improve although its networks do.
     """
     chosen = best(evaluations, config)
     if chosen is None or not config.patience:

@@ -60,6 +60,7 @@ class StepResult:
     loss : float or callable
         A function returns the loss of a step that is queued on a device; it waits for the step.
     samples : int
+        Number of samples of all processes.
     """
 
     def __init__(self, loss: float | Callable[[], float], samples: int) -> None:
@@ -90,6 +91,7 @@ class Losses:
     Parameters
     ----------
     state : TrainingState
+        State to which losses are added.
     """
 
     def __init__(self, state: TrainingState) -> None:
@@ -119,9 +121,11 @@ class TrainPipeline:
     Parameters
     ----------
     model : CTRModel
+        Network, and engine with its rows.
     optimizer : torch.optim.Optimizer
         Optimizer of the network. Rows have an optimizer of their own (`LookupEngine.update_rows`).
     config : TrainConfig
+        Loss, gradient clipping and other settings of a step.
     loader : Loader
         Loader of the training batches.
     """
@@ -371,7 +375,9 @@ class WeightAverage:
     Parameters
     ----------
     network : nn.Module
+        Network whose weights are averaged.
     config : AverageConfig
+        Decay of the average; with 0 there is no average.
     """
 
     def __init__(self, network: nn.Module, config: AverageConfig) -> None:
@@ -411,13 +417,13 @@ class WeightAverage:
             torch._foreach_lerp_(averages, list(weights.values()), share)
 
     def take_trees(self) -> None:
-        """Replace the trees of a restored average by those of the network, which were fitted again."""
+        """Copy the trees of the network, which were fitted again, into a restored average."""
         trees = {name: weight for name, weight in self.weights.items() if ".trees." in name}
         self.hidden |= {name: weight.clone() for name, weight in trees.items() if name in self.hidden}
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Make the network use the average inside the context."""
+        """Use the average as the network's weights inside the context, and the trained weights again after it."""
         self.swap()
         try:
             yield

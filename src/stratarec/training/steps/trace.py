@@ -1,4 +1,4 @@
-"""Record what each thread did during some steps, in the format of ui.perfetto.dev and chrome://tracing.
+"""Record the operations of each thread during some steps, in the format of ui.perfetto.dev and chrome://tracing.
 
 A hook of the training loop records each traced step. From the first to the last traced step, functions with the
 decorator `traced` report their calls. All other steps only check that no tracer listens, which costs little.

@@ -83,8 +83,8 @@ def fit(request: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     else:
         pairs = PairRates(request["pairs"], no_pairs().rates, request["edges"])
     if has_pairs := bool(len(pairs.pairs)):
-        pairs, own = fit_pairs(seen, labels, pairs, codes)
-        train[0] = np.concatenate([train[0], own], axis=1)
+        pairs, pair_features = fit_pairs(seen, labels, pairs, codes)
+        train[0] = np.concatenate([train[0], pair_features], axis=1)
         if valid:
             new = look_up_pairs(valid[0][:, : width - codes], pairs, pairs.keys(), codes)
             valid[0] = np.concatenate([valid[0], new], axis=1)

@@ -57,10 +57,13 @@ class TreeFit:
     Parameters
     ----------
     trees : TreeMembers
+        Trees of an ensemble, which receive the fitted trees.
     dataset : Dataset
+        Data set with the training and validation samples.
     config : TrainConfig
+        Limits of the trees, seed and number of threads.
     growth : float
-        If positive, the trees are fitted anew to more samples, without validation. Each member gets this multiple of
+        If positive, the trees are fitted again to more samples, without validation. Each member gets this multiple of
         the number of trees that it has.
     """
 
@@ -168,7 +171,7 @@ class TreeFit:
         return difference
 
     def _result(self) -> tuple[Mapping[str, NDArray[Any]], str]:
-        """Return what the process wrote, or an empty mapping and the reason if it had too little memory."""
+        """Return the arrays that the process wrote, or an empty mapping and the reason if it had too little memory."""
         assert self._process is not None
         output, errors = self._written.result()
         if not (code := self._process.returncode):
@@ -214,7 +217,7 @@ def _fit_rates(trees: TreeMembers, rows: NDArray[np.float32], labels: Labels) ->
             continue
         code = np.where(rows[:, place] < rated, rows[:, place], 0).astype(np.int64)
         rates = labels.rates(code, rated)
-        rows[:, place - len(trees.features)] = rates.own
+        rows[:, place - len(trees.features)] = rates.by_sample
         trees.rates[place] = torch.from_numpy(rates.by_code)
 
 

@@ -146,7 +146,7 @@ class Validation:
                 improved = steps[len(steps) // 2] if steps else 0
                 if networks and not self.members.apart:
                     median = sorted(member["log_loss"] for member in networks)[len(networks) // 2]
-                    before = [(each["networks_log_loss"], each["step"]) for each in state.evaluations]
+                    before = [(evaluation["networks_log_loss"], evaluation["step"]) for evaluation in state.evaluations]
                     entry["networks_log_loss"], improved = median, min((*before, (median, state.step)))[1]
                 return samples, {
                     **entry,
