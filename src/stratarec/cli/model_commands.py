@@ -247,7 +247,7 @@ def predict(args: argparse.Namespace) -> None:
     if place == STANDARD_OUTPUT and args.json:
         raise ConfigError("--json prints to standard output, as -o - does: leave one of them out")
     with ExitStack() as stack:
-        output = stack.enter_context(uploaded(place, "--output"))
+        output = stack.enter_context(uploaded(place))
         check_scores_file(output)
         mesh = stack.enter_context(joined())
         trained = stack.enter_context(open_run(args.run, data, mesh=mesh, device=args.device))

@@ -56,9 +56,9 @@ def first_mistake(error: pydantic.ValidationError, content: Any, kind: Any) -> s
     return f"{place}: {message[0].lower()}{message[1:]}{value}"
 
 
-def unsupported_value(content: Any, where: str = "") -> str:
+def unsupported_value(content: Any) -> str:
     """Describe the first value that no field can hold, such as a number of over 64 bits; empty if there is none."""
-    for place, value in _leaves(content, where):
+    for place, value in _leaves(content, ""):
         if isinstance(value, int) and abs(value) >= _TOO_LARGE:
             return f"{place} is {short(value)}, expected a number of at most 64 bits"
         if isinstance(value, str) and "\0" in value:

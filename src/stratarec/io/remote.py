@@ -176,7 +176,7 @@ class RemoteDirectory:
 
 
 @contextmanager
-def uploaded(path_or_url: str | Path, field: str) -> Iterator[Path]:
+def uploaded(path_or_url: str | Path) -> Iterator[Path]:
     """Context manager that yields the path of a file to write.
 
     For a URL, the file is in ``TMPDIR`` and is copied to the URL when the context ends, unless it ends with an error.
@@ -184,16 +184,14 @@ def uploaded(path_or_url: str | Path, field: str) -> Iterator[Path]:
     Parameters
     ----------
     path_or_url : str or Path
-        File on this machine, or URL of an object.
-    field : str
-        Option or field that names it, for error messages.
+        Value of the option ``--output``: a file on this machine, or the URL of an object.
     """
     if not is_url(path_or_url):
         yield Path(path_or_url)
         return
     folder, _, name = str(path_or_url).rpartition("/")
-    check_store_url(str(path_or_url), field)
-    remote = RemoteDirectory(folder, field)
+    check_store_url(str(path_or_url), "--output")
+    remote = RemoteDirectory(folder, "--output")
     with temporary_directory() as local:
         yield local / name
         if (local / name).exists():  # of several processes, only the first one writes

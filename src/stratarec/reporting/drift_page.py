@@ -99,7 +99,7 @@ def _chart(
     title: str, note: str, numbers: Sequence[int], lines: Mapping[str, Sequence[float]],
     band: Mapping[str, Sequence[float]] | None = None,
 ) -> Chart:  # fmt: skip
-    figure, axes = new_curve_axes(3.6, 2.5)
+    figure, axes = new_curve_axes()
     if band is not None:
         axes.fill_between(numbers, band["low"], band["high"], color=MUTED, alpha=0.25)
     for place, (name, values) in enumerate(lines.items()):

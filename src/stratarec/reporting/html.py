@@ -94,9 +94,9 @@ def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
         return figure, figure.add_subplot()
 
 
-def new_curve_axes(width: float, height: float) -> tuple[Figure, Axes]:
+def new_curve_axes() -> tuple[Figure, Axes]:
     """Return an empty chart over the steps of a run."""
-    figure, axes = new_axes(width, height)
+    figure, axes = new_axes(3.6, 2.5)
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

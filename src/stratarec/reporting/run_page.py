@@ -289,7 +289,7 @@ def _validation(position: Mapping[str, Any], metric: str, tested: int) -> Chart 
 
 
 def _curve(title: str, note: str, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> Chart:
-    figure, axes = new_curve_axes(3.6, 2.5)
+    figure, axes = new_curve_axes()
     _draw(axes, title, steps, values, color)
     text = f"{note}; from {values[0]:.4g} at step {steps[0]:,.0f} to {values[-1]:.4g} at step {steps[-1]:,.0f}"
     return Chart(title=title, note=note, figure=figure, text=text)

@@ -105,9 +105,9 @@ def difficult_rows(width: int, seed: int = 0) -> Floats:
     return rows
 
 
-def level_of(codec: RecordCodec, rows: Floats, seed: int = 1) -> FloatRows:
+def level_of(codec: RecordCodec, rows: Floats) -> FloatRows:
     """Return level 0 with these weights ``[n, D]`` and random positive state."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(1)
     row_states, full_states = len(rows) * codec.layout.row_state, rows.size * codec.layout.full_state
     return FloatRows(
         weights=rows.reshape(-1).copy(),
@@ -137,9 +137,9 @@ def decoded(codec: RecordCodec, records: Records) -> FloatRows:
     return level
 
 
-def keys_of(count: int, seed: int = 2) -> NDArray[np.uint64]:
-    """Draw distinct random keys."""
-    return np.random.default_rng(seed).integers(0, 1 << 63, size=count, dtype=np.uint64)
+def keys_of(count: int) -> NDArray[np.uint64]:
+    """Draw distinct random keys, the same in every call."""
+    return np.random.default_rng(2).integers(0, 1 << 63, size=count, dtype=np.uint64)
 
 
 def float_step(values: Floats, kind: str) -> NDArray[np.float64]:

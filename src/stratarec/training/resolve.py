@@ -428,11 +428,11 @@ def run_steps(train: TrainConfig, dataset: Dataset) -> int:
     return train.steps(batches(dataset.samples("train"), train.batch_size, train.portions))
 
 
-def in_numbers(recipe: Recipe, dataset: Dataset, steps: int = 0) -> Recipe:
-    """Return the recipe with schedules and class weights as numbers, for a run of `steps` steps (0 for a whole run)."""
+def in_numbers(recipe: Recipe, dataset: Dataset) -> Recipe:
+    """Return the recipe with schedules and class weights as numbers, for a whole run."""
     odds = {
         label: count.positives / (count.known - count.positives)
         for label, count in dataset.label_counts("train").items()
         if 0 < count.positives < count.known
     }
-    return replace(recipe, train=recipe.train.of_run(steps or run_steps(recipe.train, dataset), odds))
+    return replace(recipe, train=recipe.train.of_run(run_steps(recipe.train, dataset), odds))

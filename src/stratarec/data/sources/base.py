@@ -37,11 +37,6 @@ def Size(field: str) -> BeforeValidator:
     return BeforeValidator(partial(parse_bytes, field=field))
 
 
-def set_size(config: object, name: str, field: str) -> None:
-    """Convert a size such as ``16MiB`` to bytes in a configuration that was built in Python."""
-    object.__setattr__(config, name, parse_bytes(getattr(config, name), field))
-
-
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
     """Settings of a source, to which each kind adds its own."""

@@ -18,9 +18,10 @@ from typing import Annotated, Literal, NamedTuple
 
 import polars as pl
 
+from stratarec.config.units import parse_bytes
 from stratarec.data.columns.converter import BadRows, Converter, OnBadRow, check_present
 from stratarec.data.schema import LabelRule
-from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, RowsConfig, Size, View, chunk_index, set_size
+from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, RowsConfig, Size, View, chunk_index
 from stratarec.data.sources.files import STANDARD_INPUT, InputFile, expand, fingerprint, no_rows
 from stratarec.data.sources.formats import JSON_SUFFIXES, TSV_SUFFIXES, bare_name
 from stratarec.data.sources.text import (
@@ -70,7 +71,8 @@ class CsvConfig(RowsConfig):
     """Longest line: memory holds a line."""
 
     def __post_init__(self) -> None:
-        set_size(self, "max_line_bytes", "data.source.max_line_bytes")
+        size = parse_bytes(self.max_line_bytes, "data.source.max_line_bytes")
+        object.__setattr__(self, "max_line_bytes", size)
         for name, text in (("delimiter", self.delimiter), ("quote", self.quote)):
             if len(text) > 1 or not text.isascii() or text in ("\n", "\r"):
                 raise ConfigError(f"data.source.{name} is {text!r}, expected one ASCII character, or nothing")
