@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from recipes import prepared, tiny
+from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list to which silent progress appends its messages."""
+    messages: list[str] = []
+    monkeypatch.setattr(SilentProgress, "say", lambda self, message: messages.append(message))
+    return messages
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,6 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.estimator.click_model import ClickModel
 from stratarec.io.tensors import read_tensors
 from stratarec.models.zoo.ensemble import EnsembleScore
-from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import EarlyStoppingConfig
 from stratarec.serving.scorer import Scorer
@@ -55,10 +54,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(home: Path) -> Path:
+def uninterrupted(home: Path) -> Trainer:
     """Train a run without interruption."""
-    train(make_recipe(home, run=str(home / "whole")))
-    return home / "whole"
+    return train(make_recipe(home, run=str(home / "whole")))
 
 
 # Selection of weights
@@ -207,29 +205,28 @@ def test_every_member_has_the_weights_of_its_best_step(
                 assert torch.equal(rows[:, k], by_step[row["step"]][f"table/{config.name}"].unflatten(1, (4, 3))[:, k])
 
 
-def test_the_mean_is_better_than_its_members_which_only_some_evaluations_list(home: Path, tmp_path: Path) -> None:
-    trainer = train(make_recipe(home, run=str(tmp_path / "run"), checkpoint={"keep": 99}))
-    entry = best(trainer.state.evaluations, trainer.parts.config.early_stopping)
+def test_the_mean_is_better_than_its_members_which_only_some_evaluations_list(uninterrupted: Trainer) -> None:
+    evaluations = uninterrupted.state.evaluations
+    entry = best(evaluations, uninterrupted.parts.config.early_stopping)
     assert entry is not None
     # The log loss is convex in the logit.
     assert entry["log_loss"] < sum(row["weight"] * row["log_loss"] for row in entry["members"])
-    with_members = [each for each in trainer.state.evaluations if "members" in each]
-    assert all(each is entry or each is trainer.state.evaluations[-1] for each in with_members)
+    assert len(evaluations) > 2
+    assert all(each is entry or each is evaluations[-1] for each in evaluations if "members" in each)
 
 
 @pytest.mark.parametrize("stop", [5, 13, 40])
 def test_a_stopped_run_matches_an_uninterrupted_run_bit_for_bit(
-    home: Path, uninterrupted: Path, tmp_path: Path, stop: int
+    home: Path, uninterrupted: Trainer, tmp_path: Path, stop: int
 ) -> None:
     """The run stops before the first evaluation, after it, and later. The first part ends with an evaluation."""
     train(make_recipe(home, run=str(tmp_path / "parts"), max_steps=stop))
     torch.rand(100)
     train(make_recipe(home, run=str(tmp_path / "parts")), resume=True)
-    assert_same_model(last(uninterrupted), last(tmp_path / "parts"))
-    tested = [
-        checkpoint.read_state(last(run))["training"]["evaluations"] for run in (uninterrupted, tmp_path / "parts")
-    ]
-    assert tested[0] == tested[1]
+    points = [last(uninterrupted.run), last(tmp_path / "parts")]
+    assert_same_model(*points)
+    one, other = (checkpoint.read_state(point)["training"]["evaluations"] for point in points)
+    assert one == other
 
 
 def test_an_average_of_weights_and_best_members_are_restored_together(home: Path, tmp_path: Path) -> None:
@@ -240,15 +237,14 @@ def test_an_average_of_weights_and_best_members_are_restored_together(home: Path
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
 
 
-@pytest.mark.parametrize("stop", [5, 13, 40])
-def test_members_that_share_layers_are_used_at_one_step_with_weights(home: Path, tmp_path: Path, stop: int) -> None:
-    name = next(iter(Dataset.open(make_recipe(home).data.path).vocabularies))
+def with_shared_layers(home: Path, run: Path, **options: Any) -> Recipe:
+    recipe = make_recipe(home, run=str(run), **options)
+    name = next(iter(Dataset.open(recipe.data.path).vocabularies))
+    return replace(recipe, model=replace(recipe.model, embedding_dims={name: 4}))
 
-    def shared(run: str, **options: Any) -> Recipe:
-        recipe = make_recipe(home, run=str(tmp_path / run), **options)
-        return replace(recipe, model=replace(recipe.model, embedding_dims={name: 4}))
 
-    trainer = train(shared("whole"))
+def test_members_that_share_layers_are_used_at_one_step_with_weights(home: Path, tmp_path: Path) -> None:
+    trainer = train(with_shared_layers(home, tmp_path / "whole"))
     entry = best(trainer.state.evaluations, trainer.parts.config.early_stopping)
     assert entry is not None
     assert {row["step"] for row in entry["members"]} == {entry["step"]}
@@ -258,22 +254,21 @@ def test_members_that_share_layers_are_used_at_one_step_with_weights(home: Path,
     stored = checkpoint.step_path(trainer.run / "checkpoints", entry["step"])
     weights = read_tensors(stored / "network.safetensors")[WEIGHTS]
     np.testing.assert_allclose(weights, [row["weight"] for row in entry["members"]], rtol=1e-6)
-    train(shared("parts", max_steps=stop))
-    train(shared("parts"), resume=True)
-    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
+    for stop in (5, 13, 40):
+        train(with_shared_layers(home, tmp_path / f"{stop}", max_steps=stop))
+        train(with_shared_layers(home, tmp_path / f"{stop}"), resume=True)
+        assert_same_model(last(trainer.run), last(tmp_path / f"{stop}"))
 
 
-def test_trees_have_weight_next_to_cached_rows(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_have_weight_next_to_cached_rows(home: Path, tmp_path: Path, said: list[str]) -> None:
     """Cached rows cannot be copied for each member, but trees are members as always."""
-    lines: list[str] = []
-    monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
 
     def cached(run: str, steps: int) -> Recipe:
         content = make_recipe(home, run=str(tmp_path / run), batch_size=8, max_steps=steps).to_dict()
         return Recipe.from_dict({**content, "model": {**MODEL, "trees": 50}, "memory": {"precision": "int8"}})
 
     trainer = train(cached("whole", 60))
-    assert any("used at the same step" in line and "DRAM" in line for line in lines)
+    assert any("used at the same step" in line and "DRAM" in line for line in said)
     members = trainer.state.evaluations[-1]["members"]
     assert len({row["step"] for row in members[:4]}) == 1
     assert sum(row["weight"] for row in members[4:]) > 0.2

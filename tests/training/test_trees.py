@@ -93,16 +93,20 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_logits_match_lightgbm_and_trees_have_weight(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests: list[dict[str, Any]] = []
-    real_savez = np.savez
-    monkeypatch.setattr(np, "savez", lambda file, **arrays: (requests.append(arrays), real_savez(file, **arrays)))
-    trainer = train(make_recipe(home, run=str(tmp_path / "run")))
+@pytest.fixture(scope="module")
+def whole(home: Path) -> tuple[Trainer, dict[str, Any]]:
+    """Train a run without interruption. Return it with the arrays that the process of the trees received."""
+    requests, real_savez = list[dict[str, Any]](), np.savez
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np, "savez", lambda file, **arrays: (requests.append(arrays), real_savez(file, **arrays)))
+        return train(make_recipe(home, run=str(home / "whole"), report=True)), requests[0]
+
+
+def test_logits_match_lightgbm_and_trees_have_weight(home: Path, whole: tuple[Trainer, dict[str, Any]]) -> None:
+    trainer, request = whole
     trees = trainer.parts.model.network.trees
     assert trees is not None
-    again, names = fit(requests[0]), len(trees.features)
+    again, names = fit(request), len(trees.features)
     # Columns of new samples, because those of training samples have click rates without their own labels.
     samples = next(Loader(Dataset.open(home / "data"), "valid", LoaderConfig(batch_size=1 << 16, expand=True)).epoch(0))
     rows = trees.columns(samples.dense, samples.sparse)
@@ -151,11 +155,12 @@ def test_click_rates_are_those_of_other_parts_and_of_all_samples_for_new_rows() 
     assert (rows[:, [0, 1, 4]] == code[:, None]).all()
 
 
-def test_a_run_an_export_and_an_estimator_have_the_same_scores(home: Path, tmp_path: Path) -> None:
-    frame = pl.read_parquet(home / "log.parquet")
-    trainer = train(make_recipe(home, run=str(tmp_path / "run"), report=True))
-    assert ">trees</td>" in (trainer.run / "report.html").read_text()
-    scorer, scores = agreeing_scores(trainer.run, home / "log.parquet", tmp_path, rtol=1e-6)
+def test_a_run_an_export_and_an_estimator_have_the_same_scores(
+    home: Path, whole: tuple[Trainer, dict[str, Any]], tmp_path: Path
+) -> None:
+    frame, run = pl.read_parquet(home / "log.parquet"), whole[0].run
+    assert ">trees</td>" in (run / "report.html").read_text()
+    scorer, scores = agreeing_scores(run, home / "log.parquet", tmp_path, rtol=1e-6)
     np.testing.assert_allclose(np.concatenate([scorer.score(frame[row]) for row in range(20)]), scores[:20], rtol=1e-5)
     for runtime in ("torch", "onnxruntime"):
         opened = Scorer.open(tmp_path / "export", runtime=runtime)  # type: ignore[arg-type]
@@ -167,26 +172,21 @@ def test_a_run_an_export_and_an_estimator_have_the_same_scores(home: Path, tmp_p
     )
 
 
-@pytest.fixture(scope="module")
-def whole(home: Path) -> Path:
-    """Train a run without interruption."""
-    train(make_recipe(home, run=str(home / "whole")))
-    return home / "whole"
-
-
 @pytest.mark.parametrize("stop", [5, 13, 20])
 def test_a_stopped_run_matches_an_uninterrupted_run_bit_for_bit(
-    home: Path, whole: Path, tmp_path: Path, stop: int
+    home: Path, whole: tuple[Trainer, dict[str, Any]], tmp_path: Path, stop: int
 ) -> None:
     train(make_recipe(home, run=str(tmp_path / "parts"), max_steps=stop))
     torch.rand(100)
     train(make_recipe(home, run=str(tmp_path / "parts")), resume=True)
-    assert_same_model(last(whole), last(tmp_path / "parts"))
+    assert_same_model(last(whole[0].run), last(tmp_path / "parts"))
 
 
-def test_an_average_of_weights_does_not_change_trees(home: Path, whole: Path, tmp_path: Path) -> None:
-    train(make_recipe(home, run=str(tmp_path / "averaged"), average={"decay": 0.9}))
-    nodes = [read_tensors(last(run) / "network.safetensors")[NODES] for run in (whole, tmp_path / "averaged")]
+def test_an_average_of_weights_does_not_change_trees(
+    home: Path, whole: tuple[Trainer, dict[str, Any]], tmp_path: Path
+) -> None:
+    averaged = train(make_recipe(home, run=str(tmp_path / "averaged"), average={"decay": 0.9}))
+    nodes = [read_tensors(last(trainer.run) / "network.safetensors")[NODES] for trainer in (whole[0], averaged)]
     assert torch.equal(*nodes)
 
 
@@ -406,43 +406,37 @@ def test_too_little_memory_for_trees_loses_no_step(
 ) -> None:
     (tmp_path / "lightgbm.py").write_text(library)
     monkeypatch.syspath_prepend(tmp_path)
-    trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=20))
+    trainer = train_without_trees(home, tmp_path)
     assert not missing(message, trainer.state.may_differ[0][1])
-    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 6
     assert main(["check", "-q", str(trainer.run)]) == 0
 
 
-def test_a_missing_library_is_named_and_gives_an_ensemble_without_trees(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def train_without_trees(home: Path, root: Path, **options: Any) -> Trainer:
+    trainer = train(make_recipe(home, run=str(root / "run"), max_steps=20, **options))
+    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 6
+    return trainer
+
+
+def test_a_missing_library_is_named(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     (tmp_path / "lightgbm.py").write_text('raise OSError("libgomp.so.1: cannot open shared object file")')
     monkeypatch.syspath_prepend(tmp_path)
-    lines: list[str] = []
-    monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
-    trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=20))
-    assert any("lightgbm does not load (libgomp.so.1" in line for line in lines)
-    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 6
+    train_without_trees(home, tmp_path)
+    assert any("lightgbm does not load (libgomp.so.1" in line for line in said)
 
 
 def test_samples_that_do_not_fit_into_memory_are_not_read(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
     monkeypatch.setattr("stratarec.training.steps.trees.memory_bytes", lambda: 1 << 12)
-    trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=2))
-    assert any("no trees are fitted: their samples take" in line for line in lines)
-    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 6
+    train_without_trees(home, tmp_path)
+    assert any("no trees are fitted: their samples take" in line for line in said)
 
 
-def test_a_limit_of_seconds_before_the_first_tree_gives_an_ensemble_without_trees(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr(SilentProgress, "say", lambda self, line: lines.append(line))
-    trainer = train(make_recipe(home, run=str(tmp_path / "run"), max_steps=20, tree_seconds=0))
-    assert any("no trees are fitted: train.tree_seconds is 0" in line for line in lines)
-    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"][4:]] == [0] * 6
+def test_a_limit_of_seconds_may_end_before_the_first_tree(home: Path, tmp_path: Path, said: list[str]) -> None:
+    trainer = train_without_trees(home, tmp_path, tree_seconds=0)
+    assert any("no trees are fitted: train.tree_seconds is 0" in line for line in said)
     assert "tree_seconds" in trainer.state.may_differ[0][1]
     _, scores = agreeing_scores(trainer.run, home / "log.parquet", tmp_path, rtol=1e-6)
     assert len(set(scores.tolist())) > 1

@@ -76,57 +76,31 @@ def test_numbers_as_people_write_them_are_read_as_what_they_are(form: str, kind:
     assert not bad.count
 
 
-@pytest.mark.parametrize(("form", "decimal"), [("{:,.0f}", "."), ("₹{:,.0f}", "."), ("{:,.0f}%", ".")])
-def test_whole_numbers_with_separators(form: str, decimal: str, tmp_path: Path) -> None:
-    result = drafted(tmp_path, [form.format(value) for value in AMOUNTS])
-    assert (result.role, result.decimal) == ("dense", decimal)
+IDS = DRAWS.integers(0, 500, ROWS)
+COLUMNS: list[tuple[str, Any, dict[str, str]]] = [
+    ("x", [f"{value:,.0f}" for value in AMOUNTS], {"role": "dense", "decimal": "."}),
+    ("x", [f"₹{value:,.0f}" for value in AMOUNTS], {"role": "dense", "decimal": "."}),
+    ("x", [f"{value:,.0f}%" for value in AMOUNTS], {"role": "dense", "decimal": "."}),
+    ("x", [german(value, 0) for value in AMOUNTS], {"role": "dense", "decimal": ","}),
+    ("x", [f"{value / 1000:.3f}" for value in AMOUNTS], {"decimal": ""}),  # measurements with three decimals
+    ("x", [f"{value:.3g}" for value in AMOUNTS / 1e7], {"role": "dense"}),
+    ("x", (DRAWS.pareto(0.7, ROWS) * 1).astype(np.int64), {"role": "dense"}),  # counts with a long tail
+    ("x", (DRAWS.pareto(0.7, ROWS) * 3).astype(np.int64), {"role": "dense"}),
+    # Ids from a wide range have no neighbours.
+    ("x", DRAWS.integers(0, 1 << 29, 300)[np.minimum(DRAWS.zipf(1.3, ROWS), 300) - 1], {"role": "sparse"}),
+    ("x", [",".join(map(str, DRAWS.integers(1, 999, DRAWS.integers(1, 4)))) for _ in ITEMS], {"role": "list"}),
+    ("x", [".".join(map(str, DRAWS.integers(1, 9, 3))) for _ in ITEMS], {"role": "sparse"}),
+    ("product_id", [f"{value:,}" for value in DRAWS.integers(1, 9000, ROWS)], {"role": "sparse", "separator": ""}),
+    ("msisdn", [f"+4179{value:07}" for value in IDS], {"role": "sparse"}),
+    ("userId", [f"{value}.0" for value in IDS], {"role": "user"}),
+    ("x", [f"a={row % 7}&b={row % 5}&page={row % 9}" for row in range(ROWS)], {"role": "list", "separator": "&"}),
+]
 
 
-def test_points_that_separate_thousands_are_no_decimal_points(tmp_path: Path) -> None:
-    result = drafted(tmp_path, [german(value, 0) for value in AMOUNTS])
-    assert (result.role, result.decimal) == ("dense", ",")
-    # The same digits as measurements with three decimals.
-    assert drafted(tmp_path, [f"{value / 1000:.3f}" for value in AMOUNTS]).decimal == ""
-
-
-def test_ids_and_lists_that_look_like_numbers_stay_what_they_are(tmp_path: Path) -> None:
-    lists = [",".join(map(str, DRAWS.integers(1, 999, DRAWS.integers(1, 4)))) for _ in range(ROWS)]
-    assert drafted(tmp_path, lists).role == "list"
-    versions = [".".join(map(str, DRAWS.integers(1, 9, 3))) for _ in range(ROWS)]
-    assert drafted(tmp_path, versions).role == "sparse"
-    ids = drafted(tmp_path, [f"{value:,}" for value in DRAWS.integers(1, 9000, ROWS)], name="product_id")
-    assert (ids.role, ids.separator) == ("sparse", "")
-
-
-@pytest.mark.parametrize(
-    ("texts", "reason"),
-    [
-        ([f"{value:.1f} km" for value in AMOUNTS], "numbers with units ('km'), such as"),
-        ([f"{value:.1f}{'KM'[row % 2]}" for row, value in enumerate(AMOUNTS)], "numbers with units ('K', 'M'), such"),
-        ([f"{value:.0f}k" if value > 50 else "50" for value in AMOUNTS], "numbers with units ('k'), such as"),
-        (["k.A." if row % 8 == 0 else german(value) for row, value in enumerate(AMOUNTS)], "numbers, but 'k.A.' in 25"),
-    ],
-)  # fmt: skip
-def test_numbers_with_units_and_words_are_left_out_with_advice(texts: list[str], reason: str, tmp_path: Path) -> None:
-    result = drafted(tmp_path, texts)
-    assert (result.role, result.reason[: len(reason)]) == ("ignored", reason)
-
-
-def test_telephone_numbers_are_text_and_float_ids_are_users(tmp_path: Path) -> None:
-    phones = [f"+4179{value:07}" for value in DRAWS.integers(0, 500, ROWS)]
-    assert drafted(tmp_path, phones, name="msisdn").role == "sparse"
-    assert drafted(tmp_path, [f"{value}.0" for value in DRAWS.integers(0, 500, ROWS)], name="userId").role == "user"
-
-
-def test_parameters_of_a_query_are_a_list(tmp_path: Path) -> None:
-    result = drafted(tmp_path, [f"size={row % 7}&color={row % 5}&page={row % 9}" for row in range(ROWS)])
-    assert (result.role, result.separator) == ("list", "&")
-
-
-def test_amounts_in_several_currencies_are_left_out(tmp_path: Path) -> None:
-    result = drafted(tmp_path, [f"{'$€'[row % 2]}{value:,.2f}" for row, value in enumerate(AMOUNTS)])
-    assert result.role == "ignored"
-    assert "several currencies" in result.reason
+@pytest.mark.parametrize(("name", "column", "expected"), COLUMNS)
+def test_columns_are_read_as_what_they_are(name: str, column: Any, expected: dict[str, str], tmp_path: Path) -> None:
+    result = drafted(tmp_path, column, name=name)
+    assert {field: getattr(result, field) for field in expected} == expected
 
 
 def test_a_label_of_written_numbers_is_refused(tmp_path: Path) -> None:
@@ -170,26 +144,10 @@ def test_ids_like_powers_of_ten_are_text(most: int, tmp_path: Path, monkeypatch:
     assert set(values) == set(skus)
 
 
-def test_floats_with_exponents_are_numbers(tmp_path: Path) -> None:
-    values = [f"{value:.3g}" for value in AMOUNTS / 1e7]
-    assert any("e-" in value for value in values)
-    assert drafted(tmp_path, values).role == "dense"
-
-
 def test_noise_without_repeats_is_no_category(tmp_path: Path) -> None:
     noise = {f"x{place}": DRAWS.integers(0, 26_000, ROWS) for place in range(30)}
     pl.DataFrame({**noise, "label": DRAWS.random(ROWS) < 0.3}).write_csv(tmp_path / "log.csv")
     assert {each.role for each in guesses(tmp_path / "log.csv").columns if each.name != "label"} == {"dense"}
-
-
-def test_counts_with_a_long_tail_are_numbers(tmp_path: Path) -> None:
-    for least in (1, 3):
-        counts = (DRAWS.pareto(0.7, ROWS) * least).astype(np.int64)
-        assert counts.max() > 1e5
-        assert drafted(tmp_path, counts).role == "dense"
-    # Ids from a wide range have no neighbours.
-    ids = DRAWS.integers(0, 1 << 29, 300)[np.minimum(DRAWS.zipf(1.3, ROWS), 300) - 1]
-    assert drafted(tmp_path, ids).role == "sparse"
 
 
 @pytest.mark.parametrize(
@@ -250,22 +208,33 @@ def test_vectors_as_text_are_left_out_with_advice(write: Callable[[Any], str], t
 
 
 @pytest.mark.parametrize(
-    ("values", "reason"),
+    ("kind", "values", "reason"),
     [
-        (pl.Series(VECTORS.tolist()), "vectors of 6 numbers"),
-        (pl.Series(VECTORS.tolist(), dtype=pl.Array(pl.Float32, 6)), "vectors of 6 numbers"),
-        (pl.Series([row[: 1 + place % 6].tolist() for place, row in enumerate(VECTORS)]), "numbers with fractions"),
-        (pl.Series([[row.tolist()] for row in VECTORS]), "lists of lists"),
-        (pl.Series([{"a": 1, "b": row} for row in range(ROWS)]), "a category; write each of its fields"),
-        (pl.Series([f'{{"a": 1, "b": {row}}}' for row in range(ROWS)]), "objects; write each of their fields"),
-        (pl.Series([f"[[{row % 7}, 2], [3]]" for row in range(ROWS)]), "lists of lists"),
-        (pl.Series([f"Action:0.{row % 9}|Comedy:0.5" for row in range(ROWS)]), "pairs of a value and its weight"),
+        ("csv", [f"{value:.1f} km" for value in AMOUNTS], "numbers with units ('km'), such as"),
+        (
+            "csv",
+            [f"{value}{'KM'[row % 2]}" for row, value in enumerate(AMOUNTS)],
+            "numbers with units ('K', 'M'), such",
+        ),
+        ("csv", [f"{value:.0f}k" if value > 50 else "50" for value in AMOUNTS], "numbers with units ('k'), such as"),
+        (
+            "csv",
+            [german(value) if row % 8 else "k.A." for row, value in enumerate(AMOUNTS)],
+            "numbers, but 'k.A.' in 25",
+        ),
+        ("csv", [f"{'$€'[row % 2]}{value:,.2f}" for row, value in enumerate(AMOUNTS)], "several currencies"),
+        ("parquet", pl.Series(VECTORS.tolist()), "vectors of 6 numbers"),
+        ("parquet", pl.Series(VECTORS.tolist(), dtype=pl.Array(pl.Float32, 6)), "vectors of 6 numbers"),
+        ("parquet", [row[: 1 + place % 6].tolist() for place, row in enumerate(VECTORS)], "numbers with fractions"),
+        ("parquet", [[row.tolist()] for row in VECTORS], "lists of lists"),
+        ("parquet", [{"a": 1, "b": row} for row in range(ROWS)], "a category; write each of its fields"),
+        ("parquet", [f'{{"a": 1, "b": {row}}}' for row in range(ROWS)], "objects; write each of their fields"),
+        ("parquet", [f"[[{row % 7}, 2], [3]]" for row in range(ROWS)], "lists of lists"),
+        ("parquet", [f"Action:0.{row % 9}|Comedy:0.5" for row in range(ROWS)], "pairs of a value and its weight"),
     ],
-)  # fmt: skip
-def test_other_values_than_one_or_a_list_of_ids_are_left_out_with_advice(
-    values: pl.Series, reason: str, tmp_path: Path
-) -> None:
-    result = drafted(tmp_path, values, kind="parquet")
+)
+def test_other_values_are_left_out_with_advice(kind: str, values: Any, reason: str, tmp_path: Path) -> None:
+    result = drafted(tmp_path, values, kind=kind)
     assert result.role == "ignored"
     assert reason in result.reason
 
