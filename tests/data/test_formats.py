@@ -9,6 +9,7 @@ import lzma
 import pickle
 import sqlite3
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -97,19 +98,18 @@ def test_truncated_content_is_an_error(tmp_path: Path, codec: str) -> None:
             read(tmp_path / "log.csv")
 
 
-def test_each_damaged_byte_of_an_archive_is_an_error_or_changes_nothing(tmp_path: Path) -> None:
-    content = LOG[:20].write_csv().encode()
-    for codec in ("zip", "xz"):
-        whole = bytearray(PACKED[codec](content))
-        for place in range(0, len(whole), 5):
-            damaged = whole.copy()
-            damaged[place] ^= 0x55
-            (tmp_path / "log.csv").write_bytes(damaged)
-            try:
-                frame = read(tmp_path / "log.csv")
-            except DataError:
-                continue
-            assert frame.height == 20
+@pytest.mark.parametrize("codec", PACKED)
+def test_each_damaged_byte_is_an_error_or_changes_nothing(tmp_path: Path, codec: str) -> None:
+    whole = bytearray(PACKED[codec](LOG[:20].write_csv().encode()))
+    for place in range(0, len(whole), 5):
+        damaged = whole.copy()
+        damaged[place] ^= 0x55
+        (tmp_path / "log.csv").write_bytes(damaged)
+        try:
+            frame = read(tmp_path / "log.csv")
+        except DataError:
+            continue
+        assert frame.height == 20 or codec in ("zstd", "lz4")  # which are written without a checksum
 
 
 def tar() -> bytes:
@@ -127,11 +127,12 @@ def stream() -> bytes:
     return buffer.getvalue()
 
 
-def database(path: Path) -> bytes:
-    with sqlite3.connect(path) as connection:
-        connection.execute("create table log (item)")
-    connection.close()
-    return path.read_bytes()
+def database() -> bytes:
+    with tempfile.NamedTemporaryFile() as file:
+        with sqlite3.connect(file.name) as connection:
+            connection.execute("create table log (item)")
+        connection.close()
+        return file.read()
 
 
 @pytest.mark.parametrize(
@@ -150,6 +151,7 @@ def database(path: Path) -> bytes:
         (lambda: b"FEA1" + bytes(500), "Feather version 2"),
         (lambda: pickle.dumps({"a": 1}), "pickle Parquet"),
         (stream, "Arrow stream Parquet"),
+        (database, "SQLite CSV"),
         (lambda: b"<!DOCTYPE html>\n<html><body>Sign in</body></html>\n", "HTML download"),
     ],
 )  # fmt: skip
@@ -159,12 +161,6 @@ def test_other_formats_are_named(tmp_path: Path, content: Callable[[], bytes], m
     for opened in (read, lambda path: read_sample((str(path),))):
         with refuses(DataError, f"log.csv {message}"):
             opened(path)
-
-
-def test_a_database_is_named(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_bytes(database(tmp_path / "log.db"))
-    with refuses(DataError, "log.csv SQLite CSV"):
-        read_sample((str(tmp_path / "log.csv"),))
 
 
 def test_text_that_begins_like_another_format_is_text(tmp_path: Path) -> None:

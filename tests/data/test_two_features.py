@@ -14,7 +14,6 @@ from fuzzing.seals import seal
 from errors import refuses
 from stratarec.cli.init.draft import content_of
 from stratarec.data.columns.frames import read_frame
-from stratarec.data.dataset.compatibility import settings, settings_difference
 from stratarec.data.dataset.manifest import MANIFEST
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
@@ -108,18 +107,7 @@ def test_other_ids_are_categories_only(columns: dict[str, Any], tmp_path: Path) 
     assert drafted(tmp_path, **columns) == {}
 
 
-def test_a_data_set_from_before_a_field_existed_is_up_to_date(tmp_path: Path) -> None:
-    want = settings(PrepareConfig(source=CsvConfig(paths=("log.csv",), schema=SCHEMA), path="data"))
-    have = settings(PrepareConfig(source=CsvConfig(paths=("log.csv",), schema=SCHEMA), path="data"))
-    del have["source"]["schema"]["dense"][1]["column"]
-    assert settings_difference(want, have) is None
-    have["source"]["schema"]["dense"][0]["column"] = ""
-    difference = settings_difference(want, have)
-    assert difference is not None
-    assert difference.field == "source.schema.dense[0].column"
-
-
-def test_such_a_data_set_is_not_prepared_again(tmp_path: Path) -> None:
+def test_a_data_set_from_before_a_field_existed_is_not_prepared_again(tmp_path: Path) -> None:
     pl.concat([LOG] * 50).write_csv(tmp_path / "log.csv")
     source = CsvConfig(paths=(str(tmp_path / "log.csv"),), schema=SCHEMA)
     config = PrepareConfig(source=source, path=str(tmp_path / "data"), split=SplitConfig(by="fraction"))

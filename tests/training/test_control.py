@@ -20,7 +20,6 @@ from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import CheckpointError, ConfigError, Interrupted, StrataError, TrainingError
 from stratarec.models import CTRModel
-from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint, evaluate
 from stratarec.training.run.build_run import Run
@@ -47,16 +46,6 @@ def without_validation(root: Path, **train: Any) -> dict[str, Any]:
     config["data"]["path"] = str(root / "no-valid")
     config["data"]["split"]["valid"] = 0
     return config
-
-
-class RecordingProgress(SilentProgress):
-    """Record the messages."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, message: str) -> None:
-        self.lines.append(message)
 
 
 def make_recipe(home: Path, run: Path, **train: Any) -> Recipe:
@@ -139,14 +128,14 @@ def test_a_run_directory_is_claimed_before_the_model_is_built(
     assert not (tmp_path / "b").exists()
 
 
-def test_a_finished_run_reports_its_result_again(home: Path, tmp_path: Path) -> None:
+def test_a_finished_run_reports_its_result_again(home: Path, tmp_path: Path, said: list[str]) -> None:
     train(make_recipe(home, tmp_path / "a", max_steps=5))
     before = contents(tmp_path / "a")
     for change in ({}, {"log_every": 3, "checkpoint": {"keep": 7}, "threads": 1}):
+        said.clear()
         recipe = make_recipe(home, tmp_path / "a", max_steps=5, **change)
-        trainer = Trainer(recipe, Dataset.open(recipe.data.path), progress := RecordingProgress())
-        assert trainer.train(resume=True) == result(tmp_path / "a")
-        assert f"{tmp_path / 'a'} is already complete" in progress.lines[-1]
+        assert Trainer(recipe, Dataset.open(recipe.data.path)).train(resume=True) == result(tmp_path / "a")
+        assert f"{tmp_path / 'a'} is already complete" in said[-1]
     assert contents(tmp_path / "a") == before
 
 

@@ -62,12 +62,13 @@ def tensor_files(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*.safetensors"))}
 
 
-def test_equal_runs_write_equal_files(home: Path, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        run(home, tmp_path / name, max_steps=8, embedding={"kind": "rowwise_adam"})
+def test_equal_runs_write_equal_files_and_another_seed_writes_others(home: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run(home, tmp_path / name, max_steps=8, embedding={"kind": "rowwise_adam"}, seed=seed)
     tensors = tensor_files(last(tmp_path / "a"))
     assert len(tensors) > 2
     assert tensors == tensor_files(last(tmp_path / "b"))
+    assert not set(tensors.values()) & set(tensor_files(last(tmp_path / "c")).values())
 
 
 def test_a_resumed_run_writes_the_files_of_an_uninterrupted_run(home: Path, tmp_path: Path) -> None:
