@@ -246,7 +246,7 @@ class DeviceBatch(StagedBags):
         pooled = sum(counts[: features.pooled])
         weighted = bags.weights is not None
         jagged = bags.offsets is not None or weighted
-        # Batches of single ids have one size.
+        # If every bag has one id, all batches have the same number of lookups, so no room is needed.
         room = room_for(pooled) if bags.offsets is not None else max(pooled, 1)
         sequences = tuple(map(sequence_room, counts[features.pooled :]))
         begin = np.cumsum([0, *counts[: features.pooled]])[:-1].tolist()

@@ -54,9 +54,9 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
         "eval_every", "early_stopping", "calibration", "device", "refit", "loss",
     )  # fmt: skip
     train = {key: value for key, value in content["train"].items() if key not in free}
-    if recipe.train.loss != CrossEntropyConfig():  # checkpoints without a loss are of cross-entropy
+    if recipe.train.loss != CrossEntropyConfig():  # the default is left out: older checkpoints have no loss
         train["loss"] = content["train"]["loss"]
-    if recipe.hot.separate_batches:  # another order of samples
+    if recipe.hot.separate_batches:  # they change the order of samples
         train["hot"] = content["hot"]
     return {"model": content["model"], "train": train, "inputs": dataset.inputs(), "dataset": dataset.fingerprint}
 

@@ -223,7 +223,7 @@ class FinalEvaluation:
             if group.traffic.samples:
                 for table, figures in zip(group.configs, group.traffic.mean_per_batch.T, strict=True):
                     by_table[table.name] += figures
-        if not by_table:  # no sparse features
+        if not by_table:  # the model has no sparse features
             return []
         ranks = self.mesh.rows.gather_floats(np.concatenate(list(by_table.values())).tolist())
         sums = np.sum(ranks, axis=0).reshape(-1, 2).tolist()

@@ -210,16 +210,16 @@ def _check_asks_for_no_more(run: Path, recipe: Recipe, state: TrainingState, tot
         )
 
 
-# Best batch size for this number of training samples, and the exponent of its growth with their number.
+# The best batch size is _BATCH for _SAMPLES training samples, and grows with their number to the power of _GROWTH.
 _BATCH, _SAMPLES, _GROWTH = 256, 80_000, 0.3
 _SMALLEST, _LARGEST = 128, 4096
 # With fewer training samples than _FEW, a run has _EPOCHS epochs. With fewer than _MEDIUM, an ensemble has ten.
 _FEW, _EPOCHS, _MEDIUM = 20_000, 2, 50_000
 _EVALUATIONS = 4
-# Maximum number of training samples for which trees are fitted by default, and the number from which four networks next
-# to trees are as good as six.
+# By default, trees are fitted to at most _MOST_OF_TREES training samples. From _FOUR_NETWORKS samples on, four networks
+# in addition to trees are as good as six.
 _MOST_OF_TREES, _FOUR_NETWORKS = 300_000, 10_000
-# Number of columns above which an ensemble's learning rates fall, and its sizes by the maximum number of columns.
+# With more than _COLUMNS columns, an ensemble has lower learning rates. _SIZES: maximum number of columns -> fields.
 _COLUMNS = 200
 _SIZES: dict[float, dict[str, Any]] = {
     _COLUMNS: {},

@@ -127,7 +127,7 @@ def _values(guesses: Guesses) -> int:
 
 def _name(path: str) -> str:
     """Return the log's file name without its extensions, as a name for the recipe and its directories."""
-    bare = Path(path).name or Path(path).resolve().name  # `.` has no name
+    bare = Path(path).name or Path(path).resolve().name  # the path `.` has an empty name
     while (ending := Path(bare).suffix.lower()) in CODEC_NAMES:
         bare = bare[: -len(ending)]
     return re.sub(r"[^A-Za-z0-9_-]+", "-", bare).strip("-")[:_MAX_NAME] or "log"

@@ -30,9 +30,11 @@ from stratarec.cli.init.words import (
 
 # Minimum share of rows in order of time that counts as evidence.
 _ORDERED = 0.9
-# Minimum shares of rows whose value repeats, and of these rows whose value has one time, for a property of the value.
+# A time is a property of the values of a column if at least _REPEATED of the rows have a value that repeats, and in
+# _ONE_TIME of these rows the value has one time.
 _REPEATED, _ONE_TIME = 0.3, 0.98
-# Minimum number of distinct times, of chi-squared of the hours of the day in 8 bins, and of days, for a daily rhythm.
+# A column has a daily rhythm if it has at least _RHYTHM_VALUES distinct times on _RHYTHM_DAYS days, and chi-squared of
+# the hours of the day, in 8 bins, is at least _RHYTHM.
 _RHYTHM_VALUES, _RHYTHM, _RHYTHM_DAYS = 300, 60.0, 3
 # Minimum share of the later half's rows whose value is also in the earlier half, for a category.
 _RETURNING = 0.3

@@ -32,15 +32,15 @@ Role = Literal["label", "weight", "time", "user", "session", "split", "dense", "
 # Columns of whole numbers with more distinct values are amounts, unless something suggests ids. A user column must also
 # have more distinct values.
 FEW = 50
-# Minimum shares: of rows at which an index column increases by one, and of a sequence's values that its feature has,
-# too.
+# An index column increases by one at _MOSTLY_ONE of the rows. A sequence belongs to a feature that has _MOSTLY_SAME of
+# its values.
 _MOSTLY_ONE, _MOSTLY_SAME = 0.99, 0.5
-# Minimum number of values of a feature, as a share of the number of values of a list of its values.
+# A list has values of a feature only if the feature has at least this share of the list's number of values.
 _LEAST_SHARED = 0.3
 _LONG_TEXT = 60
 # Maximum number of characters of a value in a reason.
 _SHOWN = 40
-# Categories with more values are numbers, too, if floats represent these numbers exactly.
+# A category of whole numbers is a number, too, if it has more than _FEWEST values and floats represent them exactly.
 _FEWEST, _EXACT = 3, 1 << 53
 _UNIQUE = "a different value in every row, like a row number"
 

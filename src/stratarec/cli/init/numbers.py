@@ -43,8 +43,7 @@ _PRIOR_ROWS = 10.0
 # was 3.2.
 _ERRORS = 5.0
 _MIN_CLASS_ROWS = 20
-# Minimum number of rows of a frequent value in `is_ordered`, and minimum number of values whose last digits say
-# something.
+# `is_ordered` uses values with at least _OFTEN rows. Fewer than _MANY values are too few to draw conclusions from.
 _OFTEN, _MANY = 5, 20
 # Minimum ratio of the largest number to the middle one for a long tail.
 _TAIL = 20

@@ -99,7 +99,7 @@ class Times:
         times = self.seconds.drop_nulls().sort().to_numpy()
         times = times[(times >= first) & (times <= last)]
         span = last - first
-        # Without all rows, or rows in order, the last time of the log is not known.
+        # The last time of the log is not known if only its first rows were read and they are not in order.
         if span < _SHORTEST or (self.ends_early and not is_complete and self.rises < 1 - 2 * _ODD):
             return 0, 0
         are_dates = bool(((times - last) % _DAY == 0).all())
@@ -107,7 +107,7 @@ class Times:
         if not is_complete:
             tenth = max(span // 10 // steps[0], 1) * steps[0]
             return (tenth, tenth) if 4 * tenth <= span else (0, 0)
-        # Hours, if most rows are in a few of many days.
+        # Boundaries are whole days. If most rows are in a few of the days, they are whole hours.
         return next(filter(all, (_lengths(times, last, span, step) for step in steps)), (0, 0))
 
 

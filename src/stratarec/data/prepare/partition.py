@@ -45,7 +45,7 @@ class Partition:
         self.frame = frame if self.order is None else frame[self.order]
         self.split = self.frame[SPLIT].to_numpy()
         if schema.histories:
-            # Then rows are in the order of their users.
+            # A schema with histories has a user, so rows are sorted by user and equal users are adjacent.
             self._user = self.frame[schema.user].rle_id().to_numpy()
             self._events = self._positive_rows()
         self.windows = {feature.name: self._histories(feature) for feature in schema.histories}

@@ -343,7 +343,7 @@ def _column_types(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataT
     roles += [(name, pl.String) for name in view.pass_through]
     for name in view.names:
         role_types = {type for role, type in roles if role == name}
-        if role_types == {pl.Int64, pl.Float64}:  # a category and a number
+        if role_types == {pl.Int64, pl.Float64}:  # the column is a category and a number
             role_types.remove(pl.Float64)
         yield name, role_types.pop() if len(role_types) == 1 else pl.String
 

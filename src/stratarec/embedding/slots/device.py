@@ -117,7 +117,7 @@ class DeviceSlots(SlotMemory):
             )
         self._order = level0.order
         self._kind = rules.KINDS[optimizer.kind]
-        # `ok` of steps that are applied in any case.
+        # Argument `ok` of kernels for steps that are applied unconditionally.
         self._always = torch.ones(1, dtype=torch.int32, device=self._device)
         self._lanes = math.gcd(width, LANES) if width < LANES else LANES
         # Tiles that were fastest on an H200 for 64 and 128 columns.
@@ -406,7 +406,7 @@ class DeviceSlots(SlotMemory):
     def _initialize(self, slots: Indices, keys: NDArray[np.uint64], bounds: NDArray[np.float32]) -> None:
         if len(slots):
             with self._order.moving():
-                # One copy: a bound survives the way through float64.
+                # All lists are sent in one copy. A float32 bound is sent as the bits of a float64, which is exact.
                 wide_bounds = bounds.astype(np.float64).view(np.int64)
                 lists = self._up(np.stack([slots, keys.view(np.int64), wide_bounds]))
                 self._tile.launch(

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from stratarec.kernels.trees import CODES
 from stratarec.kernels.trees.pair_rates import PairRates, no_pairs, pair_codes
 
-# A click rate is that of a value's samples and of _STRENGTH samples with the mean rate, without one of _PARTS.
+# To compute a value's click rate, _STRENGTH samples with the mean rate are added to its samples. Training samples are
+# divided into _PARTS parts; the rate of a training sample is computed without the samples of its part.
 _STRENGTH, _PARTS = 3.0, 10
-# Columns that are tried, samples that the choice uses, and pairs that are chosen.
+# Maximum numbers of columns that are tried, of samples that the choice uses, and of pairs that are chosen.
 _COLUMNS, _SAMPLES, PAIRS = 24, 50_000, 8
 # A dense feature with more values has no codes. A pair of columns with more pairs of codes has no rates.
 _VALUES, _CODE_PAIRS = 255, 1 << 18
