@@ -157,17 +157,13 @@ class CodecTests:
         keys = keys_of(count)
         expected = encoded(codec, level, keys, write=1)
         order, places = random.permutation(count), random.permutation(2 * count)[:count]
-        threads = torch.get_num_threads()
-        try:
-            for number in (1, 2, 3):
-                torch.set_num_threads(number)
-                records = np.full((2 * count, codec.record_bytes), 0xA5, dtype=np.uint8)
-                assert codec.encode(level, order, records, places, keys[order], 1) == -1
-                np.testing.assert_array_equal(records[places], expected[order])
-                untouched = np.setdiff1d(np.arange(2 * count), places)
-                assert (records[untouched] == 0xA5).all()
-        finally:
-            torch.set_num_threads(threads)
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            records = np.full((2 * count, codec.record_bytes), 0xA5, dtype=np.uint8)
+            assert codec.encode(level, order, records, places, keys[order], 1) == -1
+            np.testing.assert_array_equal(records[places], expected[order])
+            untouched = np.setdiff1d(np.arange(2 * count), places)
+            assert (records[untouched] == 0xA5).all()
         # Some bytes change with either part of the noise: the state is always stochastic.
         assert (encoded(codec, level, keys, write=2) != expected).any(axis=1).all()
         assert (encoded(codec, level, keys + np.uint64(1), write=1) != expected).any(axis=1).all()

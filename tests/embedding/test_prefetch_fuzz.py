@@ -10,7 +10,6 @@ matches its checkpoint bit for bit.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -249,14 +248,9 @@ def run_all(trained: list[TrainedCollection], sessions: list[list[Session]]) -> 
 def test_rows_match_the_reference_after_any_event_during_lookahead(
     sessions: list[list[Session]], home: str, slots: int
 ) -> None:
-    folder = Path(tempfile.mkdtemp())
-    before = torch.get_num_threads()
-    try:
-        trained = [TrainedCollection(folder / str(place), home, slots) for place in range(len(sessions))]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        trained = [TrainedCollection(Path(folder, str(place)), home, slots) for place in range(len(sessions))]
         run_all(trained, sessions)
         for each in trained:
             each.module.close()
-    finally:
-        torch.set_num_threads(before)
-        shutil.rmtree(folder, ignore_errors=True)
     assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]

@@ -50,17 +50,13 @@ def test_pairs_and_their_gradients_match_the_reference(name: str, width: int, sa
     pairs = pairs_of(samples, events)
     draws = torch.Generator().manual_seed(2)
     left = torch.randn(len(pairs) if name == "pool" else (samples, width), generator=draws)  # type: ignore[arg-type]
-    kept = torch.get_num_threads()
     runs = []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            rows = torch.randn(events, width, generator=torch.Generator().manual_seed(3))
-            actual, expected = run_both(name, left.clone(), rows, pairs)
-            for mine, theirs in zip(actual, expected, strict=True):
-                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
-            runs.append(actual)
-    finally:
-        torch.set_num_threads(kept)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        rows = torch.randn(events, width, generator=torch.Generator().manual_seed(3))
+        actual, expected = run_both(name, left.clone(), rows, pairs)
+        for mine, theirs in zip(actual, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+        runs.append(actual)
     for one, two in zip(*runs, strict=True):
         assert torch.equal(one, two)

@@ -45,17 +45,13 @@ def test_expand_and_fold_match_the_reference_bitwise(
     pooled, gradient = torch.randn(50, width, generator=draws), torch.randn(50, width, generator=draws)
     columns = [column for first, count in spans for column in range(first, first + count)]
     segment_columns, segments = dedup.SegmentColumns(width, spans, torch.tensor(starts)), len(starts) - 1
-    kept = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        segment = torch.repeat_interleave(torch.arange(segments), torch.tensor(starts).diff())
-        expected = dedup.reference_expand(pooled.clone(), spans, segment)
-        assert torch.equal(segment_columns.expand(pooled), expected)
-        folded, expected = segment_columns.fold(gradient), dedup.reference_fold(gradient, spans, segment, segments)
-        folded[segments:, columns] = 0  # not written
-        assert torch.equal(folded, expected)
-    finally:
-        torch.set_num_threads(kept)
+    segment = torch.repeat_interleave(torch.arange(segments), torch.tensor(starts).diff())
+    expected = dedup.reference_expand(pooled.clone(), spans, segment)
+    assert torch.equal(segment_columns.expand(pooled), expected)
+    folded, expected = segment_columns.fold(gradient), dedup.reference_fold(gradient, spans, segment, segments)
+    folded[segments:, columns] = 0  # not written
+    assert torch.equal(folded, expected)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -63,13 +59,9 @@ def test_expand_and_fold_match_the_reference_bitwise(
 def test_sums_of_rows_match_the_reference_bitwise(threads: int, width: int) -> None:
     draws = torch.Generator().manual_seed(width)
     gradient, inverse = torch.randn(60, width, generator=draws), torch.randint(0, 9, (60,), generator=draws).int()
-    kept = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        expected = dedup.reference_sum_rows(gradient, inverse, 11)
-        assert torch.equal(dedup.sum_rows(gradient, inverse, 11), expected)
-    finally:
-        torch.set_num_threads(kept)
+    expected = dedup.reference_sum_rows(gradient, inverse, 11)
+    assert torch.equal(dedup.sum_rows(gradient, inverse, 11), expected)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -80,13 +72,9 @@ def test_windows_gather_and_scatter_like_the_reference_bitwise(threads: int, wid
     length = torch.randint(0, longest + 1, (40,), generator=draws)
     start = (torch.rand(40, generator=draws) * (values - length + 1)).long()
     rows, gradient = torch.randn(values, width, generator=draws), torch.randn(40, longest, width, generator=draws)
-    kept = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        places = dedup.reference_window_places(start, length, longest, values)
-        gathered = dedup.gather_windows(rows, start, length, longest)
-        assert torch.equal(gathered, dedup.reference_gather_windows(rows, places))
-        scattered = dedup.scatter_windows(gradient, start, length, values)
-        assert torch.equal(scattered, dedup.reference_scatter_windows(gradient, places, values))
-    finally:
-        torch.set_num_threads(kept)
+    places = dedup.reference_window_places(start, length, longest, values)
+    gathered = dedup.gather_windows(rows, start, length, longest)
+    assert torch.equal(gathered, dedup.reference_gather_windows(rows, places))
+    scattered = dedup.scatter_windows(gradient, start, length, values)
+    assert torch.equal(scattered, dedup.reference_scatter_windows(gradient, places, values))

@@ -166,14 +166,10 @@ def test_several_threads_use_one_scorer(exports: Path) -> None:
     scorer = Scorer.open(exports / "export-float32", runtime="onnxruntime")
     frames = [frame(scorer, rows) for rows in range(1, 40)]
     expected = [scorer.score(given) for given in frames]
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        with ThreadPoolExecutor(8) as pool:
-            for one, other in zip(pool.map(scorer.score, frames * 5), expected * 5, strict=True):
-                np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(1)
+    with ThreadPoolExecutor(8) as pool:
+        for one, other in zip(pool.map(scorer.score, frames * 5), expected * 5, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
 
 def test_torch_computes_networks_that_onnx_cannot_represent(exports: Path, monkeypatch: pytest.MonkeyPatch) -> None:

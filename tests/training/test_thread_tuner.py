@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 
@@ -30,15 +30,14 @@ STEP = 0.02
 
 
 @pytest.fixture(autouse=True)
-def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Replace `cores` with a function that returns the first number of this list."""
-    numbers, before = [2], torch.get_num_threads()
+    numbers = [2]
     monkeypatch.setattr(thread_tuner, "cores", lambda: numbers[0])
     monkeypatch.setattr(thread_tuner, "quota", lambda: math.inf)
     monkeypatch.setattr(thread_tuner, "AVAILABLE", True)
     torch.set_num_threads(2)
-    yield numbers
-    torch.set_num_threads(before)
+    return numbers
 
 
 class Machine:
