@@ -90,6 +90,11 @@ def test_a_helper_that_does_not_start_is_not_waited_for() -> None:
     os.close(ring)
 
 
+@njit
+def help_with(board: Any, job: int) -> Any:
+    return workers.help_with(board, job)
+
+
 def test_a_late_helper_finds_the_job_closed() -> None:
     board = np.zeros(workers.WORDS, dtype=np.int64)
     member_counts(on(board))
@@ -97,7 +102,7 @@ def test_a_late_helper_finds_the_job_closed() -> None:
     assert board[job + workers.FUNCTION] != 0, "what the leader wrote is still there"
     for state in (board[job], workers.TAKEN, workers.TAKEN | workers.PLACE, workers.TAKEN | workers.OPEN):
         board[job] = state
-        assert not workers.help_with(board, job)
+        assert not help_with(board, job)
         assert board[job] == state
 
 

@@ -183,7 +183,7 @@ def leader():
     )(lead)  # fmt: skip
 
 
-@njit(**_KERNEL)
+@njit(**BODY)
 def help_with(board, job):
     """If a job is open, enter it, run it and leave; return whether it was open."""
     state = atomics.read(board, job)

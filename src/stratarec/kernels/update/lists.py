@@ -62,8 +62,8 @@ def batch_arrays(layout, bags):
     return bags.compiled, layout.features(bags), (layout.table_start, layout.table_features)
 
 
-# Not a `BODY`, because a `BODY` must not return arrays: see `outline`.
-@njit(nogil=True, cache=True)
+# It counts references, because it returns arrays: see `outline`.
+@njit(**{**BODY, "_nrt": True})
 def batch_of(arrays):
     """Return the `Batch` with the given fields, which come from `batch_arrays`."""
     bags, features, (table_start, table_features) = arrays
