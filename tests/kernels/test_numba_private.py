@@ -7,10 +7,12 @@ from ctypes.util import find_library
 
 import forked
 import pytest
+from numba import njit
 from numba.core.dispatcher import Dispatcher
 
 from stratarec.errors import StrataError
 from stratarec.kernels.runtime import numba_private
+from stratarec.kernels.runtime.team import BODY
 
 
 def test_a_numba_without_a_private_interface_is_refused_with_the_range_that_has_it(
@@ -19,6 +21,25 @@ def test_a_numba_without_a_private_interface_is_refused_with_the_range_that_has_
     monkeypatch.delattr(Dispatcher, "get_compile_result")
     with pytest.raises(StrataError, match=r"get_compile_result.*install 'numba"):
         runpy.run_path(numba_private.__file__)
+
+
+def test_functions_that_only_kernels_call_have_machine_code_only_there() -> None:
+    @njit(**BODY)
+    def once(number):
+        return number + 1
+
+    @njit(**BODY)
+    def twice(number):
+        return once(once(number))
+
+    @njit
+    def kernel(number):
+        return twice(number)
+
+    assert kernel(3) == 5
+    for function, has_code in ((once, False), (twice, False), (kernel, True)):
+        (compiled,) = function.overloads.values()
+        assert bool(compiled.library.get_pointer_to_function(compiled.fndesc.mangled_name)) == has_code
 
 
 @pytest.mark.skipif(find_library("tbb") is not None, reason="the library that the test needs to be absent is installed")
