@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from errors import missing
 from stratarec.cli import main
 from stratarec.cli.init import draft, sample
 from stratarec.cli.init.date_columns import find_dates
+from stratarec.cli.init.events import other_times
 
 ROWS = 3000
 FIRST = datetime(2024, 3, 4, tzinfo=timezone.utc)
@@ -151,3 +153,24 @@ def test_a_constant_date_and_a_single_day_give_no_feature(tmp_path: Path, capsys
     write_log(tmp_path / "log.parquet", at, 0.3, began=[FIRST - timedelta(days=30)] * ROWS)
     source, _ = drafted(capsys, tmp_path / "log.parquet")
     assert "dates" not in source["schema"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "reason"),
+    [
+        ("order_date", range(46_082, 46_142), "write 46082 as 2026-03-01"),
+        ("event_date", range(20_513, 20_573), "write 20513 as 2026-03-01"),
+        ("born", [f"{1930 + number}-05-26" for number in range(60)], "not from 1990 to 2099, such as '1930-05-26'"),
+        ("ts", ["1970-01-01 00:00:00", *(f"2026-03-01 10:00:{second:02}" for second in range(59))], "such as '1970-01"),
+    ],
+    ids=["serial days", "days since 1970", "early", "zero"],
+)
+def test_dates_that_are_no_times_are_left_out_with_the_reason(name: str, values: Sequence[Any], reason: str) -> None:
+    assert reason in other_times(pl.Series(name, [values[row // 30] for row in range(1800)]))
+
+
+@pytest.mark.parametrize(("name", "first"), [("size", 46_082), ("zip_at", 60_001), ("date", 700), ("data", 20_513)])
+def test_other_whole_numbers_are_no_days(name: str, first: int) -> None:
+    numbers = pl.Series(name, np.repeat(np.arange(first, first + 60), 30))
+    assert not other_times(numbers)
+    assert not other_times(numbers.cast(pl.String))

@@ -58,6 +58,7 @@ WRITTEN: dict[str, tuple[str, Callable[[float], str], float]] = {
     "brackets after the sign": (".", lambda value: f"$ ({value:,.2f})", -1),
     "percent": (",", lambda value: f"{value:.2f} %".replace(".", ","), 1),
     "no-break spaces": (",", lambda value: german(value).replace(".", "\u00a0"), 1),
+    "spaces": (",", lambda value: german(value).replace(".", " "), 1),
     "thin spaces": (",", lambda value: german(value).replace(".", "\u202f"), 1),
     "kroner": (",", lambda value: f"{german(value)} kr.", 1),
 }
@@ -328,3 +329,30 @@ def test_repeated_names_above_numbers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("click,color,color\n" + "1,red,blue\n0,blue,red\n" * 9)
     with pytest.raises(DataError, match="2 columns are named 'color'"):
         read_sample((str(tmp_path / "log.csv"),))
+
+
+CODE_FORMS: dict[str, Callable[[int], str]] = {
+    "versions": lambda number: f"{4 + number // 24}.{number % 24}",
+    "named versions": lambda number: f"{4 + number // 9}.{1 + number % 9}",
+    "browser ids": lambda number: f"{number * 7_654_321 % 10**9 + 10**9}.{1_600_000_000 + number * 104_729}",
+}
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("form", CODE_FORMS)
+def test_codes_of_two_numbers_with_a_point_are_categories(form: str, kind: str, tmp_path: Path) -> None:
+    texts = [CODE_FORMS[form](number) for number in DRAWS.integers(0, 120, ROWS)]
+    name = "app_version" if form == "named versions" else "x"
+    result = drafted(tmp_path, texts, name=name, kind=kind)
+    assert (result.role, result.values) == ("sparse", len(set(texts))), result.reason
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda value: f"{value:.2f}", lambda value: f"{value:.2f}".rstrip("0").rstrip("."), lambda value: f"{value:.1f}",
+     lambda value: f"{value / 7}"],
+    ids=["cents", "shortest", "one decimal", "long"],
+)  # fmt: skip
+def test_numbers_with_a_point_are_no_codes(write: Callable[[float], str], tmp_path: Path) -> None:
+    texts = [write(value) for value in np.round(DRAWS.uniform(0, 60, ROWS), 2)]
+    assert drafted(tmp_path, texts).role == "dense"

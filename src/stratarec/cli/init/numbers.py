@@ -70,13 +70,26 @@ def typed(text: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
         if integers.null_count() == numbers.null_count():
             return integers, words
         present = numbers.drop_nulls()
-        is_id = present.str.contains(_WHOLE).all() or _are_cut_digests(present)
-        if is_id or groups_with_points(present):
+        if present.str.contains(_WHOLE).all() or _are_codes(present) or groups_with_points(present):
             return text, ()
         return numbers.cast(pl.Float64), words
     lower = bare.str.to_lowercase()
     is_boolean = lower.drop_nulls().is_in(["true", "false"]).all()
     return ((lower == "true").alias(text.name) if is_boolean else text), ()
+
+
+def _are_codes(text: pl.Series) -> bool:
+    """Whether texts that Python reads as numbers with fractions are codes: versions, ids of two numbers, digests.
+
+    Version 3.10 is not 3.1. Numbers with one or two digits behind the point, whose last one may be 0, would also have
+    05 there. Floats cannot store 1234567890.1772323200, which is an id of a browser and the time of its first visit.
+    """
+    if tokens(text.name) & {"version", "ver"}:
+        return True
+    has_zeros = text.str.contains(r"^\d+\.\d0$").any() and text.str.contains(r"^\d+\.[1-9]$").any()
+    are_versions = has_zeros and text.str.contains(r"^\d{1,3}(\.(\d|[1-9]\d+))?$").all()
+    is_pair = text.str.contains(r"^\d{6,}\.\d{6,}$").all() and 2 * text.n_unique() <= len(text)
+    return bool(are_versions or is_pair) or _are_cut_digests(text)
 
 
 def _are_cut_digests(text: pl.Series) -> bool:
@@ -111,7 +124,8 @@ def written_numbers(text: pl.Series, *, delimiter: str) -> WrittenNumbers | None
     delimiter : str
         Delimiter of the file; empty if fields have types, as in JSON and Parquet.
     """
-    distinct = text.drop_nulls().str.strip_chars().unique().sort()
+    present = text.drop_nulls().str.strip_chars()
+    distinct = present.unique().sort()
     distinct = distinct.filter(distinct != "")
     if not distinct.head(_MOST_SPELLINGS + 1).str.contains(r"\d").any():
         return None
@@ -124,7 +138,9 @@ def written_numbers(text: pl.Series, *, delimiter: str) -> WrittenNumbers | None
         return None
     written = distinct.filter(~is_odd)
     fitting = [mark for mark in marks if not (failed[mark] & ~is_odd).any()]
-    if not fitting or len(written) < 2 or written.str.contains(_PADDED).any() or _are_cut_digests(written):
+    if not fitting or len(written) < 2 or written.str.contains(_PADDED).any():
+        return None
+    if _are_codes(present.filter(present.is_in(written.implode()))):
         return None
     named = bool(tokens(text.name) & AMOUNTS) and not is_code(text.name)
     decimal = _decimal(written, fitting, delimiter, named=named)
@@ -153,7 +169,7 @@ def number_fault(text: pl.Series) -> str:
     is_number = {mark: numbers_from_text(distinct, mark).is_not_null() for mark in marks}
     fits = max(is_number.values(), key=lambda flags: int(flags.sum()))
     words = distinct.filter(~fits)
-    if fits.sum() <= _MANY or len(words) > _MOST_SPELLINGS or words.str.contains(r"\d").any():
+    if fits.sum() <= _MANY or not 0 < len(words) <= _MOST_SPELLINGS or words.str.contains(r"\d").any():
         return ""
     if not distinct.filter(fits).str.contains(r"[.,]\d").any():
         return ""
@@ -192,7 +208,7 @@ def _decimal(written: pl.Series, fitting: Sequence[Decimal], delimiter: str, *, 
             return "." if not delimiter and (fractions.any() or named) else ""
         return "." if has_signs or fractions.any() or named or (is_short and not ungrouped) else ""
     commas = written.str.contains(",", literal=True)
-    if has_signs or named or (commas & written.str.contains(_GROUPS + ",")).any():
+    if has_signs or named or written.str.contains(r"\d[. ]\d{3},\d").any():
         return ","
     if not commas.any():
         return "," if written.str.count_matches(r"\.").n_unique() > 1 else ""

@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.cli.init.words import tokens
 from stratarec.data.columns.text_values import parse_times, read_times
 from stratarec.data.durations import PER_SECOND, TimeUnit
 from stratarec.data.splits import FIRST_DATE, LAST_DATE, Span
@@ -32,6 +33,8 @@ _UNREAD = 0.1
 # A time is far from the others if its distance from them is longer than this many times their span, and than 30 days.
 _FAR_SPANS, _FAR_SECONDS = 2, 30 * _DAY
 _SINCE_1970 = "numbers in {} since 1970"
+# Days from 1899-12-30 to 1970-01-01, and words for dates without a time of day.
+_SPREADSHEET, _DATES = 25_569, {"date", "dt", "dat", "datum", "fecha"}
 _FIRST_ROWS, _LAYOUTS, _SHOWN = 500, 60, 40
 _MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
            "november", "december")  # fmt: skip
@@ -180,6 +183,8 @@ def resembles_times(column: pl.Series, *, named: bool) -> str:
     """
     if column.dtype != pl.String:
         return _serial(column) if named else ""
+    if fault := _out_of_range(column):
+        return fault
     text = column.drop_nulls().str.strip_chars().head(_FIRST_ROWS)
     layouts = _layouts(text)
     words = text.str.extract(r"(\p{L}{3,})").n_unique()
@@ -203,16 +208,39 @@ def _resembles(layout: str, named: bool, is_month: bool) -> bool:
     return named and clocks > 0
 
 
+def _out_of_range(column: pl.Series) -> str:
+    """Describe dates that can be read, but that are too early or too late for times; empty for other text."""
+    # Digits alone are read as numbers of seconds.
+    result = read_times(column, "s") if column.str.contains(r"^\d+-\d").all() else None
+    if result is None or result[0].null_count() > _ODD * len(column) or not result[0].drop_nulls().len():
+        return ""
+    far = ~result[0].is_between(FIRST_DATE, LAST_DATE, closed="left").fill_null(True)
+    years = " to ".join(str(np.datetime64(second, "s"))[:4] for second in (FIRST_DATE, LAST_DATE - 1))
+    return (
+        f"dates, but {far.sum():,} rows are not from {years}, such as {column.filter(far)[0]!r}; if it is the time of "
+        "the rows, correct or remove these"
+        if far.any()
+        else ""
+    )
+
+
 def _serial(column: pl.Series) -> str:
-    """Describe days since 1899-12-30, which spreadsheets store."""
-    if not column.dtype.is_float():
+    """Describe days since 1899-12-30, which spreadsheets store, or whole days since 1970."""
+    is_whole = column.dtype.is_integer()
+    if not (column.dtype.is_float() or (is_whole and tokens(column.name) & _DATES)):
         return ""
     days = column.drop_nulls().cast(pl.Float64)
-    first, last = FIRST_DATE // _DAY + 25_569, LAST_DATE // _DAY + 25_569
-    if not len(days) or not days.is_between(first, last).all() or days.n_unique() < 3:
+    first, last = FIRST_DATE // _DAY + _SPREADSHEET, LAST_DATE // _DAY + _SPREADSHEET
+    if not len(days) or days.n_unique() < 3:
         return ""
-    date = np.datetime64(int((float(days[0]) - 25_569) * _DAY), "s")
-    return f"looks like days since 1899-12-30 of a spreadsheet; write {days[0]} as {str(date).replace('T', ' ')}"
+    if days.is_between(first, last).all():
+        start, what = _SPREADSHEET, "1899-12-30 of a spreadsheet"
+    elif is_whole and days.is_between(FIRST_DATE // _DAY, first - 1).all():
+        start, what = 0, "1970-01-01"
+    else:
+        return ""
+    date = str(np.datetime64(int((float(days[0]) - start) * _DAY), "s")).replace("T", " ")
+    return f"looks like days since {what}; write {days[0]:{'.0f' if is_whole else ''}} as {date}"
 
 
 def _read(column: pl.Series, form: str, how: str) -> Times | None:
@@ -278,6 +306,8 @@ def _text_forms(column: pl.Series) -> Iterator[tuple[str, str]]:
     if not any(re.search(r"9|n", layout) for layout, _ in layouts[:1]):
         return
     is_number = bool(text.str.contains(r"^[\d.]+$").all())
+    if is_number and text.str.contains(r"\.\d{10}").any():
+        return  # an id of two numbers
     if _reads(text, ""):
         yield "", _SINCE_1970 if is_number else "dates as text"
         if not is_number:
