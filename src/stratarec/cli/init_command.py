@@ -61,6 +61,8 @@ def init(args: argparse.Namespace) -> None:
             _print_column(f"{visible(name):{width}}  {role:8}  ", visible(reason))
         if encoding := sample.options.get("encoding"):
             print_lines(f"the log is not UTF-8 and was read as {encoding}: check that names and values look right")
+        if guesses.bad_rows:
+            print_lines(f"{guesses.bad_rows}: `prepare` skips them (data.on_bad_row)")
         if not sample.is_complete:
             print_lines(f"guessed from {sample.frame.height:,} of about {sample.total:,} rows")
     word = shell_word(path)

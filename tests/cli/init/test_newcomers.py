@@ -14,12 +14,15 @@ import polars as pl
 import pytest
 import yaml
 
+from errors import missing
 from stratarec.cli import main
 from stratarec.cli.init.guess import guess
 from stratarec.cli.init.sample import read_sample
 from stratarec.cli.init.times import as_times
 from stratarec.data.data_quality import find_leak
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
+from stratarec.recipe import Recipe
 
 ROWS = 1200
 START = datetime(2023, 11, 1)
@@ -371,3 +374,40 @@ def test_an_earlier_stage_is_proposed_as_the_label_only_if_it_can_be(
     }  # fmt: skip
     assert labels(tmp_path, log)[0] == 0
     assert "--label opened\n" in capsys.readouterr().out
+
+
+TEXT = pl.DataFrame({"item": picks(range(40)), "price": picks(["2.5", "3.25"], 9), "click": CLICKS}).write_csv()
+
+
+@pytest.mark.parametrize(
+    ("front", "message"),
+    [
+        ("# exported\n# 2023-11-14\n\n", "line 1 exported 4"),
+        ("#Version: 1.0\n", "line 1 Version 2"),
+        ("sep=,\n", "line 1 sep=, 2"),
+    ],
+    ids=["comments", "version", "delimiter"],
+)
+def test_lines_before_the_header_are_named(
+    front: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(front + TEXT)
+    assert main(["init", str(log), "-o", str(tmp_path / "log.yaml")]) == 2
+    assert not missing(f"log.csv {message}", capsys.readouterr().err)
+    log.write_text("#" + TEXT)
+    assert main(["init", str(log), "-o", str(tmp_path / "log.yaml")]) == 0
+
+
+def test_repeated_headers_and_lines_with_too_many_fields_are_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, recipe = tmp_path / "log.csv", tmp_path / "log.yaml"
+    log.write_text(TEXT + TEXT + "3,2,5,1\n" + "4,2,5,0\n")
+    assert main(["init", str(log), "-o", str(recipe)]) == 0
+    assert not missing("1 header 2 fields skips", capsys.readouterr().out)
+    assert read_sample((str(log),)).is_complete
+    content = yaml.safe_load(recipe.read_text())
+    assert content["data"]["on_bad_row"] == "skip"
+    dataset = prepare(Recipe.from_dict({**content, "data": {**content["data"], "path": str(tmp_path / "data")}}).data)
+    assert sum(dataset.samples(split) for split in ("train", "valid", "test")) == 2 * ROWS

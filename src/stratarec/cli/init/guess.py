@@ -59,7 +59,7 @@ class Guesses:
     split: SplitColumn | None = None
     """Column with the split of each row; None if the log has none."""
     bad_rows: str = ""
-    """Text about sampled rows without a label or a time; empty if there are none."""
+    """Text about sampled rows that `prepare` cannot read; empty if there are none."""
     dates: tuple[DateChoice, ...] = ()
     """Features that are computed from dates."""
     date_categories: tuple[str, ...] = ()
@@ -200,7 +200,12 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
             and not all(lengths)
             and returns(frame, user.name, time.times, None if split is None else split.held_out)
         ),
-        bad_rows=", ".join(f"{count:,} of the sampled rows have no {what}" for what, count in bad.items() if count),
+        bad_rows=", ".join(
+            [
+                *(f"{count:,} of the sampled rows have no {what}" for what, count in bad.items() if count),
+                *(f"{count:,} lines {what}" for what, count in sample.odd.items()),
+            ]
+        ),
     )
 
 

@@ -57,10 +57,14 @@ from stratarec.io.names import shell_word
 
 _HEAD_BYTES, _TAIL_BYTES = 8 << 20, 1 << 20
 _FRONT_BYTES = 1 << 16
+# Name of the column for a field behind the last one, which no column of a log can have.
+_REST = "\n"
 _ROWS = 200_000
 # Maximum number of files whose columns are compared, and of columns that a message names.
 _FILES, _SHOWN = 100, 6
 _MAX_LINE_BYTES = 4 << 20
+# Lines before a header: comments, and the delimiter.
+_PREAMBLE, _SHOWN_BYTES = re.compile(rb"#|sep=.\s*$"), 40
 _HASH = re.compile("(?i)(?=.*[0-9])[0-9a-f]{8,}")
 # Delimiters of fields. Hive writes the first control character.
 _MARKS = ("\t", ",", ";", "|", "\x01", "\x1f", "\x1e", "^", "~")
@@ -94,6 +98,8 @@ class LogSample:
     """Name of a column that is not in every file -> a file without it. `frame` does not have these columns."""
     unnamed: frozenset[str] = frozenset()
     """Columns of `frame` without a usable name in the log."""
+    odd: dict[str, int] = field(default_factory=dict)
+    """What is wrong with lines that `frame` does not have -> their number."""
 
     @property
     def incomplete_note(self) -> str:
@@ -105,7 +111,7 @@ class LogSample:
     @property
     def is_complete(self) -> bool:
         """Whether the sample has all rows of the log."""
-        return self.frame.height >= self.total
+        return self.frame.height + sum(self.odd.values()) >= self.total
 
 
 def read_sample(paths: tuple[str, ...]) -> LogSample:
@@ -315,6 +321,7 @@ def _delimited(
     paths: tuple[str, ...], files: tuple[InputFile, ...], heads: dict[InputFile, bytes], tail: bytes, encoding: str
 ) -> LogSample:
     file, head, options = files[0], heads[files[0]], dict[str, Any]()
+    _refuse_preamble(head, file)
     mark = _delimiter(head, file)
     if mark != ("\t" if bare_name(file.path).endswith(TSV_SUFFIXES) else ","):
         options["delimiter"] = mark
@@ -330,6 +337,14 @@ def _delimited(
         fields, skipped, lines = read_header(content, each.path, mark, '"') if has_header and content else (names, 0, 0)
         rows.append(_read(content[skipped:], fields, mark, each, lines + 1))
     text = pl.concat([*rows, _read(tail, last, mark, None)], how="diagonal")
+    # Files with headers may have been concatenated, and an unquoted delimiter moves the fields behind it.
+    equal = [(text[name] == name).fill_null(False).to_numpy() for name in _column_names(names)]
+    odd = {
+        "repeat the header": np.logical_and.reduce(equal) & has_header,
+        "have more fields than the first line": text[_REST].is_not_null().to_numpy(),
+    }
+    counts = {what: int(rows.sum()) for what, rows in odd.items() if rows.any()}
+    text = text.filter(~np.logical_or.reduce(list(odd.values()))).drop(_REST)
     columns, missing = [], {}
     for column in text.drop(lacking, strict=False).iter_columns():
         converted, words = typed(column)
@@ -337,7 +352,7 @@ def _delimited(
         missing.update({column.name: words} if words else {})
     sample = LogSample(
         paths=paths, kind="csv", options=options, frame=pl.DataFrame(columns), total=0, missing=missing,
-        unnamed=_unnamed(names), incomplete=lacking,
+        unnamed=_unnamed(names), incomplete=lacking, odd=counts,
     )  # fmt: skip
     return _with_written_numbers(sample, mark)
 
@@ -356,6 +371,20 @@ def _header(file: InputFile, mark: str, encoding: str) -> list[str]:
     if not front.strip():
         return []
     return read_header(front, file.path, mark, '"')[0]
+
+
+def _refuse_preamble(head: bytes, file: InputFile) -> None:
+    """Raise `DataError` if lines before the header are comments, or name the delimiter, as spreadsheets write it."""
+    lines = head[:_FRONT_BYTES].splitlines(keepends=True)
+    count = next((place for place, line in enumerate(lines) if line.strip() and not _PREAMBLE.match(line)), 0)
+    rest = b"".join(lines[count:])
+    mark = _delimiter(rest, file)
+    # A header may begin with #, too.
+    if count and len(first_records(lines[0], mark)[0]) != len(first_records(rest, mark)[0]):
+        raise DataError(
+            f"{file.path}, line 1: {lines[0].decode('utf-8', 'replace').strip()[:_SHOWN_BYTES]!r} is no header; remove "
+            f"the lines before line {count + 1}: tail -n +{count + 1} {shell_word(file.path)}"
+        )
 
 
 def _delimiter(head: bytes, file: InputFile) -> str:
@@ -474,17 +503,25 @@ def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | Non
     If `file` is None, errors give an empty frame, because the tail of a file may begin inside a quoted field.
     """
     columns = _column_names(names)
+    # A field behind the last name shows that a line has too many. Polars counts the fields of the first line.
+    columns += [_REST]
+    first = mark.encode() * (len(columns) - 1) + b"\n"
     schema = {f"column_{place}": pl.String for place in range(1, len(columns) + 1)}
     try:
         frame = pl.read_csv(
-            content, has_header=False, separator=mark, infer_schema=False, truncate_ragged_lines=True, schema=schema
-        )
+            first + content,
+            has_header=False,
+            separator=mark,
+            infer_schema=False,
+            truncate_ragged_lines=True,
+            schema=schema,
+        ).slice(1)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         if file is not None and content:
             # The parser of `prepare` raises an error that names the line.
-            reader = Delimited(path=file.path, names=tuple(columns), delimiter=mark, quote='"', nulls=())
+            reader = Delimited(path=file.path, names=tuple(columns[:-1]), delimiter=mark, quote='"', nulls=())
             numbers = range(first_line, first_line + content.count(b"\n"))
-            reader.parse(content, numbers, dict.fromkeys(columns, pl.String()), BadRows(None))
+            reader.parse(content, numbers, dict.fromkeys(columns[:-1], pl.String()), BadRows(None))
             raise DataError(f"{file.path}: the lines cannot be read as delimited text") from error
         frame = pl.DataFrame(schema=schema)
     return frame.rename(dict(zip(frame.columns, columns, strict=True)))
