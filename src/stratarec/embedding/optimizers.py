@@ -73,7 +73,7 @@ class ScheduleConfig:
         return not self.total_steps and self.kind != "constant"
 
     def of_run(self, steps: int) -> ScheduleConfig:
-        """Return this schedule for a run of `steps` steps."""
+        """Return the schedule with `total_steps` set to `steps`, the length of the run, if it depends on the length."""
         return replace(self, total_steps=steps) if self.follows_run else self
 
     def require_steps(self) -> None:

@@ -108,18 +108,16 @@ def read_rows(frame: Any, source_config: Callable[[], SourceConfig]) -> dict[str
     schema: Schema = getattr(config, "schema", Schema())
     names = open_view(config, None, paths, View(schema=schema)).column_names()
     keys = (*schema.label_columns, *filter(None, (schema.user, schema.time)))
-    passed_through = tuple(name for name in dict.fromkeys((*schema.scored_columns, *keys)) if name in names)
+    passed = tuple(name for name in dict.fromkeys((*schema.scored_columns, *keys)) if name in names)
     sparse = [
-        f.as_column() if f.kind == "history" else f
-        for f in schema.sparse
-        if f.kind != "history" or f.name in passed_through
+        f.as_column() if f.kind == "history" else f for f in schema.sparse if f.kind != "history" or f.name in passed
     ]
     # Labels are returned as they are: those of a frame's model may be other words than 0 and 1.
     label = _unused("label", dict.fromkeys(names))
     features = replace(
         schema, label=label, labels=(), sparse=tuple(sparse), time=schema.scored_time, session="", user="", weight=""
     )
-    source, frames = open_view(config, None, paths, View(schema=features, label=False, pass_through=passed_through)), []
+    source, frames = open_view(config, None, paths, View(schema=features, label=False, pass_through=passed)), []
     lists = [feature.name for feature in sparse if feature.traits.lists and not feature.weights]
     with temporary_directory() as workspace:
         for chunk in source.chunks(workspace):

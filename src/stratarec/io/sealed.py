@@ -104,7 +104,7 @@ def _unsealed(
 
 
 def newer_format(number: object, version: int) -> str:
-    """Return what to say of a file of format `number` if it is newer than the known `version`; else an empty text."""
+    """Return an error message if format `number` of a file is newer than the known `version`; else an empty text."""
     if not isinstance(number, int) or isinstance(number, bool) or number <= version:
         return ""
     return f"format {_short(number)}, which a newer version of StrataRec writes, expected {version}; upgrade StrataRec"

@@ -226,7 +226,7 @@ def _first_outside(bags, filled, key, rows, sequence):
         if bags.singles and len(filled) and not sequence[f]:
             end = begin + filled[f]
         limit, wrong = U(rows[f]), 0
-        # Without a branch the loop is vectorised.
+        # Without a branch the loop is vectorized.
         for i in range(U(begin), U(end)):
             wrong += U(bags.values[i]) >= limit
         if wrong:
@@ -243,7 +243,7 @@ def _list_slots(bags, features, order, first_place, pooled, rows, offsets, weigh
         f, count = order[place], first_place[place]
         begin, end = span(bags, features.key[f])
         base, limit, wrong = np.int32(features.base[f]), U(features.rows[f]), 0
-        # Without a branch the loop is vectorised.
+        # Without a branch the loop is vectorized.
         for i in range(U(end - begin)):
             row = bags.values[U(begin) + i]
             wrong += U(row) >= limit
@@ -278,7 +278,7 @@ def _first_falling(offsets, total):
     """Return the first i for which offsets[i + 1] < offsets[i] or one of the two is outside [0, total]; else -1."""
     last = len(offsets) - 1
     falls = np.int64(offsets[0] < 0) + np.int64(offsets[last] > total)
-    # Without a branch the loop is vectorised; nearly all batches are valid.
+    # Without a branch the loop is vectorized; nearly all batches are valid.
     for i in range(U(last)):
         falls += offsets[i] > offsets[i + U(1)]
     if falls == 0:

@@ -289,7 +289,7 @@ class NetworkRates:
     """Rates of the device that runs a rank's dense network."""
 
     flops_per_second: float = math.inf
-    """Floating-point operations per second that the layers of a network reach."""
+    """Measured floating-point operations per second of a network's layers."""
     fixed_seconds: float = 0.0
     """Seconds per step that do not depend on the batch size: the interpreter and many small operations."""
     up_bytes_per_second: float = math.inf

@@ -170,10 +170,8 @@ class Item:
 
 def tied_items(schema: Schema, tables: Sequence[TableSpec]) -> list[Item]:
     """Return the items of a schema, in the order of the schema. `tables` has the spec of every vocabulary."""
-    specs, vocabulary = (
-        {spec.name: spec for spec in tables},
-        {feature.name: feature.vocabulary for feature in schema.sparse},
-    )
+    specs = {spec.name: spec for spec in tables}
+    vocabulary = {feature.name: feature.vocabulary for feature in schema.sparse}
     items = []
     for features in tied(schema):
         names = tuple(dict.fromkeys(vocabulary[name] for name in features))

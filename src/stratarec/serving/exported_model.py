@@ -415,7 +415,7 @@ def _bags(features: KeyedJagged, values: NDArray[np.int32], key: NDArray[np.int6
 def _pool(
     weights: Floats, layout: GroupLayout, bags: BagBatch, keys: Sequence[tuple[object, str]], pooled: Tensor
 ) -> dict[str, Tensor]:
-    """Write pooled rows to `pooled`, and return the rows of features without pooling."""
+    """Write the pooled rows of bags to `pooled`. Return feature -> looked-up rows, for features without pooling."""
     faults, rows = [pool(weights, layout, bags, pooled)], {}
     for place in np.flatnonzero(layout.sequence).tolist():
         first, last = bags.span(place)

@@ -68,10 +68,7 @@ def _to_onnx(network: Network, one: Mapping[str, Tensor], other: Mapping[str, Te
     graph = helper.make_graph(
         [helper.make_node(kind, inputs, outputs, **attributes) for kind, inputs, outputs, attributes in recorder.nodes],
         "network",
-        [
-            helper.make_tensor_value_info(name, _TYPES[tensor.dtype], recorder.shape(tensor))
-            for name, tensor in other.items()
-        ],
+        [helper.make_tensor_value_info(name, _TYPES[part.dtype], recorder.shape(part)) for name, part in other.items()],
         [helper.make_tensor_value_info(recorder.value(logits), _TYPES[logits.dtype], recorder.shape(logits))],
         [numpy_helper.from_array(array, name) for name, array in recorder.constants.items()],
     )
@@ -182,22 +179,18 @@ class _NodeRecorder(_ShapeRecorder):
         if old_shape == shape:
             return name
         # 0 is the size of the same axis before, and -1 is the remaining size.
-        same = [
-            place < len(old_shape) and size is None and old_shape[place] is None for place, size in enumerate(shape)
-        ]
+        same = [axis < len(old_shape) and size is None and old_shape[axis] is None for axis, size in enumerate(shape)]
         if shape.count(None) == 1:
             same = [False] * len(shape)
-        sizes = [0 if same[place] else -1 if size is None else size for place, size in enumerate(shape)]
+        sizes = [0 if is_same else -1 if size is None else size for is_same, size in zip(same, shape, strict=True)]
         if sizes.count(-1) > 1:
             raise Unsupported("reshaping several variable sizes")
         return self.node("Reshape", name, self.integers(*sizes))
 
     def _range(self, size: int) -> str:
         """Return the numbers up to a variable size, which is read from the shape of an input."""
-        places = (
-            (name, axis) for name, tensor in self._inputs.items() for axis, s in enumerate(tensor.shape) if s == size
-        )
-        name, axis = next(places)
+        inputs = self._inputs.items()
+        name, axis = next((name, axis) for name, part in inputs for axis, s in enumerate(part.shape) if s == size)
         count = self.node("Gather", self.node("Shape", name), self.value(axis, torch.int64))
         return self.node("Range", self.value(0, torch.int64), count, self.value(1, torch.int64))
 
@@ -288,9 +281,8 @@ def _stack(graph: _NodeRecorder, result: Tensor, tensors: Sequence[Tensor], dim:
 
 def _split(graph: _NodeRecorder, result: Sequence[Tensor], tensor: Tensor, _: Any, dim: int = 0) -> list[str]:
     sizes = [part.shape[dim] for part in result]
-    return graph.outputs(
-        "Split", graph.value(tensor), graph.integers(*sizes), outputs=len(sizes), axis=dim % tensor.ndim
-    )
+    axis = dim % tensor.ndim
+    return graph.outputs("Split", graph.value(tensor), graph.integers(*sizes), outputs=len(sizes), axis=axis)
 
 
 def _transpose(graph: _NodeRecorder, _: Tensor, tensor: Tensor, first: int = 0, second: int = 1) -> str:

@@ -1,4 +1,4 @@
-"""Recognise columns of dates other than the time of the event: they may lack dates, and be of any year."""
+"""Recognize columns of dates other than the time of the event. Dates may be missing, and may be in any year."""
 
 from __future__ import annotations
 

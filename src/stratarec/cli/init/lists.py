@@ -1,4 +1,4 @@
-"""Recognise columns of lists and of vectors, with types or as text."""
+"""Recognize columns of lists and of vectors, with types or as text."""
 
 from __future__ import annotations
 

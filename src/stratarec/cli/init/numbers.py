@@ -1,4 +1,4 @@
-"""Recognise columns of numbers: numbers in text, and whole numbers that are amounts rather than ids."""
+"""Recognize columns of numbers: numbers in text, and whole numbers that are amounts rather than ids."""
 
 from __future__ import annotations
 

@@ -201,9 +201,8 @@ class Study:
             )
         is_resumed = len(ended) < len(self._trials)
         if is_resumed or not ended:
-            study.enqueue_trial(
-                dict(self._trials[-1].params) if is_resumed else self._space.recipe_values(self._content)
-            )
+            first = self._space.recipe_values(self._content) if not is_resumed else dict(self._trials[-1].params)
+            study.enqueue_trial(first)
         asked = study.ask(distributions)
         run = self._run(len(ended))
         if run.is_symlink() or (run.exists() and not is_resumed):

@@ -456,10 +456,8 @@ class Dataset:
         if split in self._untouched:
             raise DatasetError(f"{self.path} was opened without its split {split!r}: open it again to read that split")
         self._require(self.manifest.files(split))
-        buckets = self._held_out_buckets if self._rare_share else {}
-        rare = {
-            feature.name: buckets[feature.vocabulary] for feature in self.schema.sparse if feature.vocabulary in buckets
-        }
+        buckets, sparse = self._held_out_buckets if self._rare_share else {}, self.schema.sparse
+        rare = {feature.name: buckets[feature.vocabulary] for feature in sparse if feature.vocabulary in buckets}
         layout = ShardLayout.of(self.manifest)
         return RowGroupReader(self.path, shards, layout, unused=unused, rare=rare, rare_share=self._rare_share)
 

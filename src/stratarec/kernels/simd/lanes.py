@@ -46,7 +46,7 @@ def find_equal(typingctx, array, first, value):
 
 
 def _within(builder, count):
-    """Return for each lane whether its number is below `count`, uint64."""
+    """Return a mask of the lanes whose number is below `count`, a uint64."""
     beyond = ir.Constant(ir.IntType(64), LANES)
     count = builder.select(builder.icmp_unsigned("<", count, beyond), count, beyond)
     return builder.icmp_signed(

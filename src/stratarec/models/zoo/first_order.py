@@ -54,7 +54,10 @@ class FMScore(Score):
 
 
 def fm_terms(fields: Parts) -> Tensor:
-    """Return ``[B, D + 1]``: for each dimension the sum over pairs, and then the sum of the first-order terms."""
+    """Return the terms of a factorization machine, ``[B, D + 1]``.
+
+    Column d < D is the sum of x_i[d] x_j[d] over all pairs of fields. The last column is the sum of first-order terms.
+    """
     total = fields.sum()
     pairs = 0.5 * (total[:, :-1].square() - fields.columns(0, -1).square_sum())
     return torch.cat([pairs, total[:, -1:]], dim=1)

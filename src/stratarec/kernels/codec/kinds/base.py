@@ -134,7 +134,7 @@ def unit(base, column):
 @njit(**BODY)
 def fits(values, start, D, limit):
     """Whether every magnitude in the row is at most `limit`, which is given as float32 bits."""
-    # A running maximum instead of an early return: a loop without an exit is vectorised.
+    # A running maximum instead of an early return: a loop without an exit is vectorized.
     most = W(0)
     for d in range(D):
         most = max(most, W(float_bits(values[start + d]) & MAGNITUDE))
