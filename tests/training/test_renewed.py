@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import polars as pl
 import pytest
@@ -232,8 +231,8 @@ def test_leftovers_of_a_killed_continue_are_removed_by_forget(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     run = run_of(home, tmp_path)
-    command = [sys.executable, "-c", KILLED, file.replace("data/", ""), str(run), str(home / "day-2.parquet")]
-    assert subprocess.run(command, check=False).returncode == -9
+    arguments = [file.replace("data/", ""), str(run), str(home / "day-2.parquet")]
+    assert forked.python(KILLED, arguments).returncode == -9
     assert list(tmp_path.glob(".run.continuing.*"))
     user = last_data(run).vocabulary("user").values.drop_nulls()[3]
     # As if earlier processes had been killed while they deleted data and a checkpoint.
