@@ -6,7 +6,6 @@ Each gives one line that says what to change and exit code 2, and no file is los
 from __future__ import annotations
 
 import gzip
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 import yaml
+from cli.test_cli import tree
 
 from errors import missing
 from stratarec.cli import main
@@ -124,13 +124,6 @@ CHANGES: list[tuple[str, str]] = [
     ("data.source.schema.sparse=[{name: words, kind: multi}]", "words  "),
     ("data.split.test=9d", "data.split.test 9d"),
 ]  # fmt: skip
-
-
-def tree(root: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "directory"
-        for path in sorted(root.rglob("*"))
-    }
 
 
 @pytest.fixture

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from models.test_deduplicated import keyed
 from torch import Tensor
 
 from stratarec.batch.batch import Batch
-from stratarec.batch.jagged import InverseJagged, KeyedJagged
+from stratarec.batch.jagged import InverseJagged
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.models import CTRModel, DLRMConfig, HistoryConfig, build_model
 
@@ -34,12 +35,6 @@ def schema(*, of: bool = True) -> Schema:
 def model(pooling: str) -> CTRModel:
     history = HistoryConfig(pooling=pooling)  # type: ignore[arg-type]
     return build_model(DLRMConfig(embedding_dim=4, bottom_mlp=(4,), top_mlp=(8,), history=history), schema(), ROWS)
-
-
-def keyed(keys: tuple[str, ...], bags: list[list[int]]) -> KeyedJagged:
-    lengths = torch.tensor([0, *(len(bag) for bag in bags)])
-    values = torch.tensor([i for bag in bags for i in bag], dtype=torch.int32)
-    return KeyedJagged(keys=keys, values=values, offsets=lengths.cumsum(0), batch_size=len(bags) // len(keys))
 
 
 def draw_columns(sequences: list[list[int]]) -> list[list[int]]:

@@ -11,11 +11,10 @@ import polars as pl
 import pytest
 import torch
 from torch import nn
+from training.test_losses import batch_of
 
 from recipes import assert_same_model, interrupt, last, tiny, train
 from stratarec import Scorer
-from stratarec.batch.batch import Batch
-from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import Interrupted
@@ -62,11 +61,6 @@ def make_recipe(root: Path, labels: list[str] | None = None, data: str = "data",
         "split": {"valid": 0.2, "test": 0.3, "negatives": negatives},
     }
     return Recipe.from_dict(config)
-
-
-def batch_of(label: torch.Tensor, weight: torch.Tensor | None) -> Batch:
-    sparse = KeyedJagged(keys=(), values=torch.zeros(0, dtype=torch.int32), offsets=None, batch_size=len(label))
-    return Batch(label=label, dense=torch.zeros(len(label), 0), sparse=sparse, weight=weight)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -11,11 +11,10 @@ import polars as pl
 import pytest
 import torch
 from sklearn.metrics import log_loss, roc_auc_score
+from training.test_losses import batch_of
 
 from errors import missing, refuses
 from recipes import assert_same_model, last, tiny
-from stratarec.batch.batch import Batch
-from stratarec.batch.jagged import KeyedJagged
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
@@ -101,11 +100,6 @@ def test_weights_of_1_change_no_bit_of_a_metric_and_weights_of_0_leave_none() ->
     assert evaluate_logits(label, logit, user, np.ones(len(label))) == evaluate_logits(label, logit, user)
     nothing = evaluate_logits(label, logit, user, np.zeros(len(label))).to_dict()
     assert [name for name in nothing if nothing[name] is not None] == ["samples", "positives"]
-
-
-def batch_of(label: torch.Tensor, weight: torch.Tensor | None) -> Batch:
-    sparse = KeyedJagged(keys=(), values=torch.zeros(0, dtype=torch.int32), offsets=None, batch_size=len(label))
-    return Batch(label=label, dense=torch.zeros(len(label), 0), sparse=sparse, weight=weight)
 
 
 def gradient(loss: Any, label: torch.Tensor, logit: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
