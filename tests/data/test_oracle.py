@@ -298,6 +298,10 @@ def test_any_log_gives_the_samples_of_the_oracle(tmp_path_factory: pytest.TempPa
         for name, known in rows.items():
             assert view.table_rows()[name] == len(known) + case.limits.tail_buckets
             assert view.access_counts(name)[case.limits.tail_buckets :].tolist() == [count for _, count in known]
+            features = dataset.schema.vocabularies()[name]
+            assert view.access_counts(name).sum() == sum(
+                len(bag(case, f, number)) for f in features for number in train
+            )
             assert view.vocabulary(name).values.to_list() == [value for value, _ in known]
             assert view.vocabulary(name).digest == view.vocabularies[name].digest
         check_samples(case, view, rows, dealt, dense_columns)

@@ -16,11 +16,9 @@ from recipes import log_config, tiny
 from stratarec.data.column_names import SPLIT
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.hashing import stable_hash
-from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.prepare.value_counts import CountSum, count_values
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits, VocabularyOverride, buckets_of
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
@@ -127,14 +125,3 @@ def test_a_hash_vocabulary_next_to_counted_ones_trains_and_scores(tmp_path: Path
     with open_run(recipe.run) as trained:
         export(trained, tmp_path / "export")
     assert Scorer.open(tmp_path / "export").manifest.vocabularies["C1"].values == 0
-
-
-def test_access_counts_have_one_number_per_row_and_fall(tmp_path: Path) -> None:
-    dataset = prepare(PrepareConfig(source=SyntheticConfig(samples=2000, scale=0.001), path=str(tmp_path / "d")))
-    for name, info in dataset.vocabularies.items():
-        counts = dataset.access_counts(name)
-        assert len(counts) == info.rows
-        assert (np.diff(counts[info.tail_buckets :]) <= 0).all()
-    missing = 0.1 * dataset.samples("train")
-    assert dataset.access_counts("C1").sum() == dataset.samples("train")
-    assert abs(dataset.access_counts("C3").sum() - (dataset.samples("train") - missing)) < 0.3 * missing
