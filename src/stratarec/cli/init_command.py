@@ -15,8 +15,8 @@ from stratarec.errors import ConfigError
 from stratarec.io.hidden_packages import hidden_packages
 from stratarec.io.names import shell_word, visible
 
-# Minimum width in characters for wrapped text next to the names of columns.
-_MIN_WIDTH = 20
+# Minimum width in characters for wrapped text next to the names of columns, and maximum width for names.
+_MIN_WIDTH, _MAX_WIDTH = 20, 60
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def init(args: argparse.Namespace) -> None:
         rows += [(date.column.name, "date", date.reason) for date in guesses.dates if date.column.name in events]
         if (history := guesses.history) is not None:
             rows.append((history.name, "history" if history.drafted else "ignored", history.reason))
-        width = max(len(visible(name)) for name, _, _ in rows)
+        width = min(max(len(visible(name)) for name, _, _ in rows), _MAX_WIDTH)
         for name, role, reason in rows:
             _print_column(f"{visible(name):{width}}  {role:8}  ", visible(reason))
         if encoding := sample.options.get("encoding"):
