@@ -117,6 +117,17 @@ def scores(place: Path, *arguments: str) -> pl.DataFrame:
     return pl.read_parquet(place / "out.parquet")
 
 
+def test_rows_without_a_label_are_scored_in_a_log_in_which_others_have_one(place: Path) -> None:
+    log = pl.read_parquet(place / "log.parquet").head(90)
+    number = pl.int_range(len(log))
+    for known in (number % 3 > 0, number < 0):
+        result = scores(place, fresh(place, log.with_columns(click=pl.when(known).then("click"))))
+        expected = log.select(pl.when(known).then(pl.col("click").cast(pl.Int64))).to_series()
+        assert result["label"].cast(pl.Int64).to_list() == expected.to_list()
+        assert result["score"].is_finite().all()
+    assert main(["evaluate", "-q", run_of(place), str(place / name(place, "fresh"))]) == 2
+
+
 def test_a_directory_that_is_no_data_set_is_a_log(place: Path) -> None:
     log = Path(fresh(place, pl.read_parquet(place / "log.parquet").head(50)))
     (place / "day").mkdir(exist_ok=True)

@@ -133,7 +133,9 @@ class RawLogs:
         schema, self._user = self._read_schema(), self._schema.user if self._schema.user in names else ""
         self.keep = tuple(dict.fromkeys(keep))
         columns = tuple(dict.fromkeys((*self.keep, *([self._user] if self._user else []))))
-        self._source = self._open(files, View(schema=schema, label=self.labelled, pass_through=columns))
+        self._optional_label = not labelled
+        view = View(schema=schema, label=self.labelled, pass_through=columns, optional_label=self._optional_label)
+        self._source = self._open(files, view)
         self.total_bytes = self._source.total_bytes
 
     @property
@@ -214,7 +216,7 @@ class RawLogs:
         schema = self._schema
         needed = {feature.of for feature in schema.histories}
         sparse = tuple(f for f in schema.sparse if f.name in needed or f.kind == "history")
-        view = View(schema=schema.reduced(sparse))
+        view = View(schema=schema.reduced(sparse), optional_label=self._optional_label)
         logs = [self._earlier] if self._earlier else []
         logs += [self._source.files] if self.labelled else []
         frames = (chunk.frame for files in logs for chunk in self._chunks(self._open(files, view)))
@@ -287,9 +289,7 @@ class RawLogs:
 
     def _label(self, frame: pl.DataFrame) -> NDArray[np.float32]:
         labels = [frame[name].to_numpy().astype(np.float32) for name in self.labels]
-        if len(labels) == 1:
-            return labels[0]
-        label = np.stack(labels, axis=1)
+        label = np.stack(labels, axis=1) if len(labels) > 1 else labels[0]
         label[label == UNKNOWN] = np.nan
         return label
 

@@ -80,7 +80,9 @@ def guess_feature(column: pl.Series, sample: LogSample) -> Guess:
         advice = "numbers the rows like an index" if is_index else "rename it in the log to use it"
         return _ignored(column, f"no usable name in the header; {advice}")
     if not is_name(column.name):
-        return _ignored(column, "features cannot have that name (over 200 bytes, control characters, @ in front); rename it")
+        return _ignored(
+            column, "features cannot have that name (over 200 bytes, control characters, @ in front); rename it"
+        )
     if kind.base_type() == pl.Array:
         return guess_feature(column.arr.to_list(), sample)
     if kind.base_type() == pl.List:

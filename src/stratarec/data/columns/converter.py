@@ -130,14 +130,16 @@ class Converter:
         Whether the file is text without types. Numbers are then parsed from text, and messages count lines.
     optional_user : bool
         Whether a row without a user is a good row.
+    optional_label : bool
+        Whether a row without a label is a good row, whose label is `UNKNOWN`.
     """
 
     def __init__(
         self, path: str, numbers: NDArray[np.int64], bad: BadRows, *, from_text: bool = False,
-        optional_user: bool = False,
+        optional_user: bool = False, optional_label: bool = False,
     ) -> None:  # fmt: skip
         self._path, self._numbers, self._bad, self._from_text = path, numbers, bad, from_text
-        self._optional_user = optional_user
+        self._optional_user, self._optional_label = optional_user, optional_label
         self._is_good = np.ones(len(numbers), dtype=bool)
 
     @property
@@ -207,11 +209,14 @@ class Converter:
     def _labels(self, frame: pl.DataFrame, schema: Schema) -> dict[str, pl.Series]:
         """Return every label. If there are several, missing labels are `UNKNOWN`, and a row must have at least one."""
         if not schema.labels:
-            return {schema.label_column: self._label(frame[schema.label_column], schema.label)}
+            raw = frame[schema.label_column]
+            return {schema.label_column: self._label(raw, schema.label, optional=self._optional_label)}
         names = schema.label_columns
         labels = {
             name: self._label(frame[name], rule, optional=True) for name, rule in zip(names, schema.labels, strict=True)
         }
+        if self._optional_label:
+            return labels
         has_label = np.logical_or.reduce([(label != UNKNOWN).to_numpy() for label in labels.values()])
         self.require(frame[names[0]], pl.Series(has_label), f"a label here or in {', '.join(names[1:])}")
         return labels

@@ -183,6 +183,8 @@ class View:
     """Whether the rows are to be scored, not prepared. Such a log may have another text format than the recipe."""
     optional_user: bool = False
     """Whether a row without a user is a good row, as in a log of visitors of whom some are not logged in."""
+    optional_label: bool = False
+    """Whether a row without a label is a good row. The label is then `UNKNOWN`."""
 
     @property
     def names(self) -> tuple[str, ...]:

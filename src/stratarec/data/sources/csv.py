@@ -238,7 +238,14 @@ class CsvSource:
             self._check_integers(reader, task.content)
             frame, lines = reader.parse(task.content, task.numbers, dict(self._types), bad)
             values = frame
-        converter = Converter(reader.path, lines, bad, from_text=True, optional_user=self._view.optional_user)
+        converter = Converter(
+            reader.path,
+            lines,
+            bad,
+            from_text=True,
+            optional_user=self._view.optional_user,
+            optional_label=self._view.optional_label,
+        )
         columns = converter.good_rows(pl.DataFrame(converter.columns(values, self.schema)))
         if not bad.count:
             self._learn_types(frame)

@@ -60,7 +60,9 @@ class ParquetSource:
             bad = BadRows(self._on_bad_row)
             rows = piece.first_row + np.arange(piece.frame.height, dtype=np.int64)
             path = self._files[piece.file].path
-            converter = Converter(path, rows, bad, optional_user=self._view.optional_user)
+            converter = Converter(
+                path, rows, bad, optional_user=self._view.optional_user, optional_label=self._view.optional_label
+            )
             yield Chunk(
                 index=piece.index,
                 file=piece.file,
