@@ -8,7 +8,9 @@ import warnings
 from pathlib import Path
 
 import pytest
-from numba import config, njit
+from numba import cfunc, config, njit, types
+from numba.core.caching import CacheImpl
+from numba.core.ccallback import CFunc
 from numba.core.dispatcher import Dispatcher
 
 from stratarec.kernels.runtime import kernel_cache
@@ -18,7 +20,8 @@ from stratarec.kernels.runtime import kernel_cache
 def nothing_is_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", "/dev/null/cache")
     monkeypatch.setattr(config, "CACHE_DIR", "/dev/null/cache")
-    monkeypatch.setattr(Dispatcher, "enable_caching", Dispatcher.enable_caching)
+    for kind in (Dispatcher, CFunc):
+        monkeypatch.setattr(kind, "enable_caching", kind.enable_caching)
     monkeypatch.setattr(kernel_cache, "_usual", lambda: [Path("/dev/null/home/numba")])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -59,8 +62,11 @@ def test_kernels_of_a_directory_that_cannot_be_written_are_used(
 
 
 @pytest.mark.parametrize("others", ["may write", "own a link"])
-def test_a_directory_that_others_may_write_is_not_used(tmp_path: Path, others: str) -> None:
+def test_a_directory_that_others_may_write_is_not_used(
+    tmp_path: Path, others: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Numba unpickles what it finds there."""
+    monkeypatch.setattr(CacheImpl, "_locator_classes", [])  # no directory is writable, so caching is an error
     folder = tmp_path / f"stratarec-kernels-{os.geteuid()}"
     if others == "may write":
         folder.mkdir()
@@ -71,6 +77,7 @@ def test_a_directory_that_others_may_write_is_not_used(tmp_path: Path, others: s
     with pytest.warns(UserWarning, match="not cached"):
         kernel_cache.choose_cache()
     assert njit(cache=True)(doubled)(3) == 6
+    assert cfunc(types.int64(types.int64), cache=True)(doubled).address  # as helper threads are started
     assert not list(tmp_path.rglob("*.nbc"))
 
 

@@ -18,6 +18,7 @@ try:
     from numba.core.base import BaseContext
     from numba.core.caching import IndexDataCacheFile
     from numba.core.callconv import CPUCallConv
+    from numba.core.ccallback import CFunc
     from numba.core.codegen import CodeLibrary, JITCodeLibrary
     from numba.core.compiler import Compiler
     from numba.core.compiler_lock import global_compiler_lock
@@ -29,8 +30,8 @@ try:
         BaseContext.declare_function, BaseContext.make_array, BaseContext.compile_internal, CPUCallConv.call_function,
         CodeLibrary.add_linking_library, JITCodeLibrary.finalize, JITCodeLibrary._get_module_for_linking,
         JITCodeLibrary.codegen, Compiler.define_pipelines, Dispatcher.enable_caching, Dispatcher.get_compile_result,
-        IndexDataCacheFile._load_index, CPUTargetOptions._nrt, CPUTargetOptions.no_cpython_wrapper,
-        CPUTargetOptions.no_cfunc_wrapper, CPUTargetOptions.forceinline,
+        CFunc.enable_caching, IndexDataCacheFile._load_index, CPUTargetOptions._nrt, CPUTargetOptions.forceinline,
+        CPUTargetOptions.no_cpython_wrapper, CPUTargetOptions.no_cfunc_wrapper,
     )  # fmt: skip
 except (ImportError, AttributeError) as error:
     _range = next(line for line in requires("stratarec") or () if line.startswith("numba"))
@@ -100,4 +101,4 @@ def has_cached_kernel(dispatcher: Any) -> bool:
 
 def never_cache() -> None:
     """Make Numba compile in every process, instead of an error, if no directory is writable."""
-    Dispatcher.enable_caching = lambda dispatcher: None  # type: ignore[method-assign, assignment]
+    Dispatcher.enable_caching = CFunc.enable_caching = lambda function: None  # type: ignore[method-assign, assignment]
