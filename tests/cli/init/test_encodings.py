@@ -48,6 +48,13 @@ def test_a_log_in_another_encoding_is_drafted_and_prepared(
     assert values >= {"München", "Köln"}
 
 
+def test_the_encoding_is_that_of_the_first_file_with_other_letters_than_ascii(tmp_path: Path) -> None:
+    for day, city in enumerate(("Bonn", "Köln", "Bonn")):
+        rows = [f"{row % 50};{city};{row % 7};{row % 2}" for row in range(300)]
+        (tmp_path / f"{day}.csv").write_bytes("\n".join(["user_id;city;n;clicked", *rows, ""]).encode("cp1252"))
+    assert content_of((str(tmp_path),))["data"]["source"]["encoding"] == "cp1252"
+
+
 @pytest.mark.parametrize(("encoding", "city"), [("cp1251", "Москва"), ("gbk", "北京市"), ("cp1253", "Αθήνα")])
 def test_other_alphabets_are_not_guessed(
     encoding: str, city: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -22,6 +22,7 @@ from stratarec.cli.init.times import as_times
 from stratarec.data.data_quality import find_leak
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
+from stratarec.errors import DataError
 from stratarec.recipe import Recipe
 
 ROWS = 1200
@@ -363,6 +364,14 @@ def test_a_label_that_needs_a_change_of_the_log_is_an_error_that_names_it(
     assert message in capsys.readouterr().err
 
 
+def test_one_of_few_counts_is_no_total(tmp_path: Path) -> None:
+    """The first row has as many orders as all others together."""
+    orders = [2, 1, *[0] * (ROWS - 3), 1]
+    code, text = labels(tmp_path, {"item": picks(range(40)), "orders": orders}, "--label", "orders")
+    assert code == 0
+    assert yaml.safe_load(text)["data"]["source"]["schema"]["label"] == {"column": "orders", "at_least": 1}
+
+
 def test_an_earlier_stage_is_proposed_as_the_label_only_if_it_can_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -411,3 +420,19 @@ def test_repeated_headers_and_lines_with_too_many_fields_are_skipped(
     assert content["data"]["on_bad_row"] == "skip"
     dataset = prepare(Recipe.from_dict({**content, "data": {**content["data"], "path": str(tmp_path / "data")}}).data)
     assert sum(dataset.samples(split) for split in ("train", "valid", "test")) == 2 * ROWS
+
+
+def test_a_header_that_names_all_columns_but_the_first_is_refused(tmp_path: Path) -> None:
+    """R writes the number of a row in front of its values."""
+    header, *lines = TEXT.splitlines()
+    (tmp_path / "log.csv").write_text("\n".join([header, *(f"{row},{line}" for row, line in enumerate(lines, 1)), ""]))
+    with pytest.raises(DataError, match=r"log\.csv: every line has more fields than the 3 names"):
+        read_sample((str(tmp_path / "log.csv"),))
+
+
+def test_columns_of_a_log_of_many_files_have_one_type(tmp_path: Path) -> None:
+    for day, zone in enumerate((None, "UTC", None)):
+        times = pl.Series("t", [datetime(2024, 1, 1)] * 3).dt.replace_time_zone(zone)
+        pl.DataFrame({"t": times, "click": [0, 1, 1]}).write_parquet(tmp_path / f"{day}.parquet")
+    with pytest.raises(DataError, match=r"column 't' is Datetime.* in .*0\.parquet and .*UTC.* in .*1\.parquet"):
+        read_sample((str(tmp_path),))

@@ -356,3 +356,8 @@ def test_codes_of_two_numbers_with_a_point_are_categories(form: str, kind: str, 
 def test_numbers_with_a_point_are_no_codes(write: Callable[[float], str], tmp_path: Path) -> None:
     texts = [write(value) for value in np.round(DRAWS.uniform(0, 60, ROWS), 2)]
     assert drafted(tmp_path, texts).role == "dense"
+
+
+def test_prices_with_and_without_a_last_zero_are_numbers(tmp_path: Path) -> None:
+    texts = [f"{number // 10}.{number % 10}{'0' * (number % 2)}" for number in DRAWS.integers(1, 600, ROWS)]
+    assert drafted(tmp_path, texts, name="price").role == "dense"

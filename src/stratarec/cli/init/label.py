@@ -183,9 +183,9 @@ def _fault(column: pl.Series) -> str:
         return f"is {values[0]!r} or missing; if rows without a value ({gaps:,}) are negative, fill them, as with 0"
     if gaps and len(_words(column)) > _MANY_EVENTS:
         return "has many values; to predict whether there is a value, add a column of 0 and 1 to the log"
-    if column.dtype.is_numeric() and len(values) >= _MIN_CLASS_ROWS:
+    # A total is at an end, and of many numbers: one of few counts may be as large as all others together by chance.
+    if column.dtype.is_numeric() and int((values != 0).sum()) >= _MIN_CLASS_ROWS:
         most = float(values.max())  # type: ignore[arg-type]
-        # A total is at an end: in a small log, one count may be as large as all others together by chance.
         if most > 1 and most in (values[0], values[-1]) and abs(float(values.sum()) - 2 * most) < 1e-6 * most:
             return f"is {most:g} in one row, as much as in all other rows: remove the row of totals from the log"
     return ""

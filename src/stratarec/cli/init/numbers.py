@@ -82,11 +82,15 @@ def _are_codes(text: pl.Series) -> bool:
     """Whether texts that Python reads as numbers with fractions are codes: versions, ids of two numbers, digests.
 
     Version 3.10 is not 3.1. Numbers with one or two digits behind the point, whose last one may be 0, would also have
-    05 there. Floats cannot store 1234567890.1772323200, which is an id of a browser and the time of its first visit.
+    05 there. Prices of several shops, 2.5 and 2.50, need not. Floats cannot store 1234567890.1772323200, which is an id
+    of a browser and the time of its first visit.
     """
-    if tokens(text.name) & {"version", "ver"}:
+    words = tokens(text.name)
+    if words & {"version", "ver"}:
         return True
-    has_zeros = text.str.contains(r"^\d+\.\d0$").any() and text.str.contains(r"^\d+\.[1-9]$").any()
+    has_zeros = (
+        not words & AMOUNTS and text.str.contains(r"^\d+\.\d0$").any() and text.str.contains(r"^\d+\.[1-9]$").any()
+    )
     are_versions = has_zeros and text.str.contains(r"^\d{1,3}(\.(\d|[1-9]\d+))?$").all()
     is_pair = text.str.contains(r"^\d{6,}\.\d{6,}$").all() and 2 * text.n_unique() <= len(text)
     return bool(are_versions or is_pair) or _are_cut_digests(text)

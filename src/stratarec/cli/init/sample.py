@@ -190,26 +190,30 @@ def _table(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     if not any(counts.values()):
         raise no_rows(files[0])
     files = tuple(file for file in files if counts[file])
-    frames, total = [], sum(counts.values())
+    frames, origins, total = list[pl.DataFrame](), list[str](), sum(counts.values())
     lacking = _incomplete(files, _table_names)
     schemas = [(file.path, _table_schema(file)) for file in files[:_FILES]]
     column_types([name for name in schemas[0][1].names if name not in lacking], schemas)
-    is_small = total <= _ROWS
+    is_small = total <= _ROWS and len(files) <= _FILES
     for file in files if is_small else dict.fromkeys((files[0], files[-1])):
         with file.open() as raw:
             reader = open_table(raw, file)
             groups = len(reader.group_rows)
             for group in range(groups) if is_small else dict.fromkeys((0, groups - 1)):
                 frames += _first_rows(reader, group, file)
+                origins += [file.path] * (len(frames) - len(origins))
     try:
         frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
     except pl.exceptions.PolarsError as error:
-        first, last = frames[0].schema, frames[-1].schema
-        name = next((name for name in first if last.get(name, first[name]) != first[name]), "")
-        raise DataError(
-            f"column {name!r} is {first.get(name)} in {files[0].path} and {last.get(name)} in {files[-1].path}; "
-            "convert one of them"
-        ) from error
+        kinds = dict[str, tuple[pl.DataType, str]]()
+        for path, frame in zip(origins, frames, strict=True):
+            for name, kind in frame.schema.items():
+                first, origin = kinds.setdefault(name, (kind, path))
+                if kind != first:
+                    raise DataError(
+                        f"column {name!r} is {first} in {origin} and {kind} in {path}; convert one of them"
+                    ) from error
+        raise
     frame = frame.with_columns(_without_decimals(column) for column in frame.iter_columns())
     unnamed = _unnamed(_table_names(files[0]))
     sample = LogSample(
@@ -265,7 +269,7 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
         if b"\n" in head.strip():
             break  # a file of one line may be a header alone
     files = (file, *(other for other in files if other is not file))
-    heads, is_complete = _heads(files, encoding)
+    heads, is_complete, encoding = _heads(files, encoding)
     tail = b"" if is_complete else _tail(files[-1], len(heads.get(files[-1], b"")), encoding)
     if not is_complete and not tail and files[-1] not in heads:
         heads[files[-1]] = _front(files[-1], _TAIL_BYTES, encoding)
@@ -299,8 +303,11 @@ def _head(file: InputFile) -> tuple[TextChunk, str]:
     return replace(chunk, content=chunk.content.decode(encoding).encode()), encoding
 
 
-def _heads(files: tuple[InputFile, ...], encoding: str) -> tuple[dict[InputFile, bytes], bool]:
-    """Return the beginning of the log as UTF-8, by file, and whether it is the whole log."""
+def _heads(files: tuple[InputFile, ...], encoding: str) -> tuple[dict[InputFile, bytes], bool, str]:
+    """Return the beginning of the log as UTF-8, by file, whether it is the whole log, and the log's encoding.
+
+    If the first file has only ASCII characters, a later file may show another encoding than UTF-8.
+    """
     # Chunks end at line ends, so a full one leaves some bytes of room.
     heads, room, least = dict[InputFile, bytes](), _HEAD_BYTES, _HEAD_BYTES // 100
     for file in files[:_FILES]:
@@ -311,10 +318,14 @@ def _heads(files: tuple[InputFile, ...], encoding: str) -> tuple[dict[InputFile,
             if room < least:
                 break
         heads[file] = heads[file].removeprefix(BOM)
+        if encoding == "utf-8" and narrow_encoding(heads[file]) != encoding:
+            narrow = narrow_encoding(b"".join(heads.values()))
+            if narrow != encoding:
+                return _heads(files, narrow)
         check_utf8(heads[file], file.path)
         if room < least:
-            return heads, False
-    return heads, len(files) <= _FILES
+            return heads, False, encoding
+    return heads, len(files) <= _FILES, encoding
 
 
 def _delimited(
@@ -344,6 +355,11 @@ def _delimited(
         "have more fields than the first line": text[_REST].is_not_null().to_numpy(),
     }
     counts = {what: int(rows.sum()) for what, rows in odd.items() if rows.any()}
+    if len(text) and all(odd["have more fields than the first line"]):
+        raise DataError(
+            f"{file.path}: every line has more fields than the {len(names)} names in the first line, which must name "
+            "all columns: name the first column if it numbers the rows, as R writes them"
+        )
     text = text.filter(~np.logical_or.reduce(list(odd.values()))).drop(_REST)
     columns, missing = [], {}
     for column in text.drop(lacking, strict=False).iter_columns():
