@@ -156,7 +156,8 @@ def _needed(column: pl.Series, positive: pl.Series) -> str:
     For example, a cart must be filled before there can be a purchase.
     """
     filled, is_list = _filled(column), column.dtype.base_type() == pl.List
-    is_few = not is_list and column.n_unique() <= _VALUES
+    # Polars cannot cast a duration to text.
+    is_few = not is_list and column.dtype != pl.Duration and column.n_unique() <= _VALUES
     is_number = column.dtype.is_numeric() and column.min() == 0
     value = column.cast(pl.String) if is_few else pl.Series(["other"]).new_from_index(0, len(column))
     if is_number and not is_few:

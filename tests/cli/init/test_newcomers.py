@@ -436,3 +436,11 @@ def test_columns_of_a_log_of_many_files_have_one_type(tmp_path: Path) -> None:
         pl.DataFrame({"t": times, "click": [0, 1, 1]}).write_parquet(tmp_path / f"{day}.parquet")
     with pytest.raises(DataError, match=r"column 't' is Datetime.* in .*0\.parquet and .*UTC.* in .*1\.parquet"):
         read_sample((str(tmp_path),))
+
+
+def test_columns_that_are_no_text_name_no_split(tmp_path: Path) -> None:
+    lists, times = picks([["a"], ["a", "b"], []]), picks([timedelta(minutes=1), timedelta(hours=1)], 3)
+    log = pl.DataFrame({"item": picks(range(40)), "item_set": lists, "train": times, "click": CLICKS})
+    log.write_parquet(tmp_path / "log.parquet")
+    roles = {column.name: column.role for column in guess(read_sample((str(tmp_path / "log.parquet"),))).columns}
+    assert roles == {"item": "sparse", "item_set": "list", "train": "ignored", "click": "label"}

@@ -9,6 +9,7 @@ import polars as pl
 
 from stratarec.cli.init.times import Times
 from stratarec.cli.init.words import SPLIT_VALUES, SPLIT_WORDS, tokens
+from stratarec.data.columns.text_values import TEXT_TYPES
 
 # Share of the training rows that are for validation if the column names none.
 VALID = 0.1
@@ -55,7 +56,8 @@ def find_splits(
     """
     found = []
     for name in names:
-        if not tokens(name) & SPLIT_WORDS:
+        dtype = frame[name].dtype
+        if not tokens(name) & SPLIT_WORDS or not (dtype.is_numeric() or dtype in (*TEXT_TYPES, pl.Boolean)):
             continue
         text = frame[name].cast(pl.String, strict=False).str.strip_chars().str.to_lowercase()
         splits = {value: SPLIT_VALUES.get(value, "") for value in text.unique(maintain_order=True).drop_nulls()}
@@ -115,6 +117,6 @@ def find_folds(frame: pl.DataFrame, names: Sequence[str]) -> dict[str, str]:
             first, second = numbers[:2]
             folds[name] = (
                 "numbers the folds of a cross-validation; to hold out two of them: "
-                f"data.split: {{by: column, column: {name}, valid: ['{first}'], test: ['{second}']}}"
+                f"data.split: {{by: column, column: {name!r}, valid: ['{first}'], test: ['{second}']}}"
             )
     return folds
