@@ -79,7 +79,7 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     def release() -> None:
         python_lock.take_lock(python_lock.release_lock())
 
-    board = types.NamedTuple((word, word, words), team.Team)
+    board = types.NamedTuple((word, word, word), team.Team)
     plain = {
         "atomics.add": (words, word, word),
         "atomics.call": (word, word),

@@ -113,7 +113,7 @@ def cached(kind: str, slots: Mapping[str, int], home: HomeKind = "dram") -> Tier
 
 def write_home(tables: CachedTables) -> None:
     """Write the initial value of every row to its home, so that a miss reads a record."""
-    rows = FloatRows.allocate(1 << 18, tables.codec.width, **tables.codec.layout.kept)
+    rows = FloatRows.allocate(1 << 18, tables.codec.width, **tables.codec.layout.state_shape)
     weights = rows.weights.reshape(rows.slots, -1)
     for table in tables.configs:
         for first in range(0, table.num_embeddings, rows.slots):
