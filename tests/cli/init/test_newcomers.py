@@ -372,6 +372,15 @@ def test_one_of_few_counts_is_no_total(tmp_path: Path) -> None:
     assert yaml.safe_load(text)["data"]["source"]["schema"]["label"] == {"column": "orders", "at_least": 1}
 
 
+@pytest.mark.parametrize("option", ["", "rating"])
+def test_infinite_ratings_are_refused(option: str, tmp_path: Path) -> None:
+    pl.DataFrame({"item": picks(range(40)), "rating": picks([1.0, 4.0, 5.0, float("inf")])}).write_parquet(
+        tmp_path / "log.parquet"
+    )
+    with pytest.raises(DataError, match="'rating' contains inf"):
+        guess(read_sample((str(tmp_path / "log.parquet"),)), option)
+
+
 def test_an_earlier_stage_is_proposed_as_the_label_only_if_it_can_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,9 +146,8 @@ def _named_label(sample: LogSample, option: str) -> tuple[str | LabelRule, str]:
     if word:
         return _given_word_rule(column, word)
     infinite = [text for text in sample.missing.get(name, ()) if "inf" in text.lower()]
-    if infinite or (column.dtype.is_float() and column.is_infinite().any()):
-        value = infinite[0] if infinite else "inf"
-        raise DataError(f"--label is {name!r}, which contains {value}; it must contain finite numbers")
+    if infinite:
+        raise _infinite(name, infinite[0])
     if is_binary(column):
         return name, reason
     if fault := _fault(column):
@@ -205,6 +204,8 @@ def _threshold_rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
     row, or nearly every row, is in the upper third of the scale, it is the upper third of the rows.
     """
     values = column.drop_nulls().cast(pl.Float64).drop_nans().unique().sort()
+    if values.is_infinite().any():
+        raise _infinite(column.name, "inf")
     if len(values) < 2:
         raise DataError(f"--label is {column.name!r}, which has a single value; it must have at least two")
     least, most = float(values[0]), float(values[-1])
@@ -217,6 +218,10 @@ def _threshold_rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
     rows = column.cast(pl.Float64).drop_nulls().drop_nans()
     threshold = max(float(rows.quantile(2 / 3, "nearest")), float(values[1]))  # type: ignore[arg-type]
     return _at_least(column, threshold, f"{reason}; the upper third of the rows, as {share:.2%} reach that of {scale}")
+
+
+def _infinite(name: str, value: str) -> DataError:
+    return DataError(f"the label {name!r} contains {value}; name a column of finite numbers by --label")
 
 
 def _at_least(column: pl.Series, threshold: float, reason: str) -> tuple[LabelRule, str]:
