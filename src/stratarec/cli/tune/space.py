@@ -46,7 +46,7 @@ class Range:
     """Whether values are integers."""
 
     def holds(self, value: Any) -> bool:
-        """Whether `value` is a number in the interval, and an integer if `whole` is true."""
+        """Whether `value` is a number in the interval, and an integer if `is_integer` is true."""
         kinds = int if self.is_integer else int | float
         return isinstance(value, kinds) and not isinstance(value, bool) and self.low <= value <= self.high
 

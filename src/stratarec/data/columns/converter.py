@@ -467,7 +467,7 @@ class Converter:
     ) -> dict[str, Seconds]:
         """Return the seconds since 1970 of every column of dates, `NO_DATE` where a date is missing.
 
-        Columns in `known` were read before.
+        Columns in `read_before` were read before.
         """
         seconds = dict(read_before)
         for date in dates:

@@ -199,7 +199,7 @@ def build_run(
 def find_plan(
     folder: Path, recipe: Recipe, dataset: Dataset, mesh: Mesh, device: torch.device, chosen: Plan | None = None
 ) -> Plan | None:
-    """Return the placement of the tables of `dataset`: `given`, the plan in `folder`, or a new plan.
+    """Return the placement of the tables of `dataset`: `chosen`, the plan in `folder`, or a new plan.
 
     It is None if all tables are simply float32 in DRAM.
     """
