@@ -88,10 +88,9 @@ def _are_codes(text: pl.Series) -> bool:
     words = tokens(text.name)
     if words & {"version", "ver"}:
         return True
-    has_zeros = (
-        not words & AMOUNTS and text.str.contains(r"^\d+\.\d0$").any() and text.str.contains(r"^\d+\.[1-9]$").any()
-    )
-    are_versions = has_zeros and text.str.contains(r"^\d{1,3}(\.(\d|[1-9]\d+))?$").all()
+    has_zeros = text.str.contains(r"^\d+\.\d0$").any() and text.str.contains(r"^\d+\.[1-9]$").any()
+    may_be_versions = has_zeros and not words & AMOUNTS
+    are_versions = may_be_versions and text.str.contains(r"^\d{1,3}(\.(\d|[1-9]\d+))?$").all()
     is_pair = text.str.contains(r"^\d{6,}\.\d{6,}$").all() and 2 * text.n_unique() <= len(text)
     return bool(are_versions or is_pair) or _are_cut_digests(text)
 

@@ -210,9 +210,8 @@ def _table(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
             for name, kind in frame.schema.items():
                 first, origin = kinds.setdefault(name, (kind, path))
                 if kind != first:
-                    raise DataError(
-                        f"column {name!r} is {first} in {origin} and {kind} in {path}; convert one of them"
-                    ) from error
+                    what = f"column {name!r} is {first} in {origin} and {kind} in {path}"
+                    raise DataError(f"{what}; convert one of them") from error
         raise
     frame = frame.with_columns(_without_decimals(column) for column in frame.iter_columns())
     unnamed = _unnamed(_table_names(files[0]))
@@ -318,10 +317,9 @@ def _heads(files: tuple[InputFile, ...], encoding: str) -> tuple[dict[InputFile,
             if room < least:
                 break
         heads[file] = heads[file].removeprefix(BOM)
-        if encoding == "utf-8" and narrow_encoding(heads[file]) != encoding:
-            narrow = narrow_encoding(b"".join(heads.values()))
-            if narrow != encoding:
-                return _heads(files, narrow)
+        narrow = narrow_encoding(heads[file])
+        if encoding == "utf-8" and narrow != encoding and all(map(bytes.isascii, [*heads.values()][:-1])):
+            return _heads(files, narrow)
         check_utf8(heads[file], file.path)
         if room < least:
             return heads, False, encoding
@@ -356,9 +354,9 @@ def _delimited(
     }
     counts = {what: int(rows.sum()) for what, rows in odd.items() if rows.any()}
     if len(text) and all(odd["have more fields than the first line"]):
+        what = f"has more fields than the {len(names)} names in the first line, which must name all columns"
         raise DataError(
-            f"{file.path}: every line has more fields than the {len(names)} names in the first line, which must name "
-            "all columns: name the first column if it numbers the rows, as R writes them"
+            f"{file.path}: every line {what}: name the first column if it numbers the rows, as R writes them"
         )
     text = text.filter(~np.logical_or.reduce(list(odd.values()))).drop(_REST)
     columns, missing = [], {}
