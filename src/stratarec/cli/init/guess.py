@@ -152,9 +152,9 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
         features = [other for other in others if guesses[other].role == "sparse"]
         guesses[column] = as_sequence(guesses[column], frame, features)
     if positive.null_count():
-        for column in others:
+        for column in [column for column in others if guesses[column].role in _FEATURES]:
             reason = _known_with_label(frame[column], positive.is_not_null(), name)
-            if reason and guesses[column].role in _FEATURES:
+            if reason:
                 guesses[column] = Guess(name=column, role="ignored", reason=reason)
     if user is None:
         item = find_item(list(guesses.values()))
@@ -203,7 +203,7 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
         bad_rows=", ".join(
             [
                 *(f"{count:,} of the sampled rows have no {what}" for what, count in bad.items() if count),
-                *(f"{count:,} lines {what}" for what, count in sample.odd.items()),
+                *(f"{count:,} lines {what}" for what, count in sample.skipped_lines.items()),
             ]
         ),
     )

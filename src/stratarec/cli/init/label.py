@@ -171,8 +171,10 @@ def _given_word_rule(column: pl.Series, word: str) -> tuple[LabelRule, str]:
 
 def is_binary(column: pl.Series) -> bool:
     """Whether the column has both 0 and 1, or true and false, and no other values. Values may be missing."""
-    is_flag = column.dtype.is_numeric() or column.dtype == pl.Boolean
-    return is_flag and set(column.drop_nulls().unique().to_list()) == {0, 1}
+    if not (column.dtype.is_numeric() or column.dtype == pl.Boolean):
+        return False
+    values = column.drop_nulls().unique()
+    return len(values) == 2 and set(values.to_list()) == {0, 1}
 
 
 def _fault(column: pl.Series) -> str:

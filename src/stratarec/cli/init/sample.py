@@ -98,8 +98,8 @@ class LogSample:
     """Name of a column that is not in every file -> a file without it. `frame` does not have these columns."""
     unnamed: frozenset[str] = frozenset()
     """Columns of `frame` without a usable name in the log."""
-    odd: dict[str, int] = field(default_factory=dict)
-    """What is wrong with lines that `frame` does not have -> their number."""
+    skipped_lines: dict[str, int] = field(default_factory=dict)
+    """Reason why lines are not in `frame` -> number of these lines. `prepare` skips them, too."""
 
     @property
     def incomplete_note(self) -> str:
@@ -111,7 +111,7 @@ class LogSample:
     @property
     def is_complete(self) -> bool:
         """Whether the sample has all rows of the log."""
-        return self.frame.height + sum(self.odd.values()) >= self.total
+        return self.frame.height + sum(self.skipped_lines.values()) >= self.total
 
 
 def read_sample(paths: tuple[str, ...]) -> LogSample:
@@ -348,17 +348,17 @@ def _delimited(
     text = pl.concat([*rows, _read(tail, last, mark, None)], how="diagonal")
     # Files with headers may have been concatenated, and an unquoted delimiter moves the fields behind it.
     equal = [(text[name] == name).fill_null(False).to_numpy() for name in _column_names(names)]
-    odd = {
+    faults = {
         "repeat the header": np.logical_and.reduce(equal) & has_header,
         "have more fields than the first line": text[_REST].is_not_null().to_numpy(),
     }
-    counts = {what: int(rows.sum()) for what, rows in odd.items() if rows.any()}
-    if len(text) and all(odd["have more fields than the first line"]):
+    counts = {what: int(rows.sum()) for what, rows in faults.items() if rows.any()}
+    if len(text) and faults["have more fields than the first line"].all():
         what = f"has more fields than the {len(names)} names in the first line, which must name all columns"
         raise DataError(
             f"{file.path}: every line {what}: name the first column if it numbers the rows, as R writes them"
         )
-    text = text.filter(~np.logical_or.reduce(list(odd.values()))).drop(_REST)
+    text = text.filter(~np.logical_or.reduce(list(faults.values()))).drop(_REST)
     columns, missing = [], {}
     for column in text.drop(lacking, strict=False).iter_columns():
         converted, words = typed(column)
@@ -366,7 +366,7 @@ def _delimited(
         missing.update({column.name: words} if words else {})
     sample = LogSample(
         paths=paths, kind="csv", options=options, frame=pl.DataFrame(columns), total=0, missing=missing,
-        unnamed=_unnamed(names), incomplete=lacking, odd=counts,
+        unnamed=_unnamed(names), incomplete=lacking, skipped_lines=counts,
     )  # fmt: skip
     return _with_written_numbers(sample, mark)
 

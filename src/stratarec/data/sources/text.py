@@ -588,18 +588,20 @@ def check_json_lines(content: bytes, path: str) -> None:
 def first_json_values(content: bytes, names: Sequence[str] = ()) -> dict[str, Any]:
     """Return name -> first value that is not null, for the fields in the first lines, in order of appearance.
 
-    Fields of `names`, which may be rare, are searched in all lines.
+    Fields of `names` that the first lines lack are searched in all lines.
     """
     values: dict[str, Any] = {}
-    lines = content.split(b"\n")
-    for text in lines[:_NAME_LINES]:
+    parts = content.split(b"\n", _NAME_LINES)
+    for text in parts[:_NAME_LINES]:
         _add_values(values, text)
-    for name in names:
+    rare = [name for name in names if name not in values]
+    later_lines = parts[-1].split(b"\n") if rare and len(parts) > _NAME_LINES else []
+    for name in rare:
         key = json.dumps(name, ensure_ascii=False).encode()
-        for text in lines[_NAME_LINES:] if values.get(name) is None else ():
+        for text in later_lines:
             if key in text:
                 _add_values(values, text)
-            if values.get(name) is not None:
+            if name in values:
                 break
     return values
 

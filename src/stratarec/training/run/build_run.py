@@ -169,8 +169,9 @@ def build_run(
         loader = build_loader(recipe, dataset, mesh, plan, session.progress)
         pipeline: TrainPipeline
         if mesh.ranks == 1:
-            pipeline = build_pipeline(model, optimizer, config, loader)
-            pipeline.wait_for_kernels = session.wait_for_kernels
+            pipeline = build_pipeline(
+                model, optimizer, config, loader, wait_for_kernels=session.wait_for_kernels
+            )  # fmt: skip
         else:
             reducer = GradientReducer(mesh, model.network, recipe.distributed.dense_wire)
             pipeline = RankPipeline(mesh, model, optimizer, config, loader, reduction=reducer)

@@ -394,10 +394,13 @@ class DevicePipeline(TrainPipeline):
 
 
 def build_pipeline(
-    model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, loader: Loader
+    model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, loader: Loader, *,
+    wait_for_kernels: Callable[[], None] = lambda: None,
 ) -> TrainPipeline:  # fmt: skip
     """Return the pipeline of one process. Parameters are those of `TrainPipeline`."""
-    return (DevicePipeline if model.on_device else TrainPipeline)(model, optimizer, config, loader)
+    if model.on_device:
+        return DevicePipeline(model, optimizer, config, loader)
+    return TrainPipeline(model, optimizer, config, loader, wait_for_kernels=wait_for_kernels)
 
 
 class _Graph:

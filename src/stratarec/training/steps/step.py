@@ -128,9 +128,14 @@ class TrainPipeline:
         Loss, gradient clipping and other settings of a step.
     loader : Loader
         Loader of the training batches.
+    wait_for_kernels : callable
+        Called before each update of rows in DRAM; returns when another process has compiled their kernels.
     """
 
-    def __init__(self, model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, loader: Loader) -> None:
+    def __init__(
+        self, model: CTRModel, optimizer: torch.optim.Optimizer, config: TrainConfig, loader: Loader, *,
+        wait_for_kernels: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         config.dense.schedule.require_steps()
         self.model = model
         self.optimizer = optimizer
@@ -149,12 +154,11 @@ class TrainPipeline:
         self._dropouts = dropouts(model.network)
         self._weights: list[nn.Parameter] = [weight for group in optimizer.param_groups for weight in group["params"]]
         self._rate_factor = 1.0
+        self._wait_for_kernels = wait_for_kernels
         self.earlier = 0
         """Number of steps before this run or period. Random numbers and averages count them; schedules do not."""
         self.say: Callable[[str], None] = lambda text: None
         """Called with a line if steps on a device must run without a graph, although they could have one."""
-        self.wait_for_kernels: Callable[[], None] = lambda: None
-        """Called before each update of rows in DRAM: it returns when another process has compiled their kernels."""
 
     # Ahead of training
 
@@ -233,7 +237,7 @@ class TrainPipeline:
             gradients = self.backward(loss, rows)
         with timed(self.seconds, "update network"):
             scale = self.clip(rows.handle, gradients)
-        self.wait_for_kernels()
+        self._wait_for_kernels()
         with timed(self.seconds, "backward"), timed(self.seconds, "update rows"):
             self.engine.update_rows(rows.handle, gradients, scale)
         with timed(self.seconds, "update network"):
