@@ -27,8 +27,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --no-deps -e . # refuses a wrong version of Python before anything large is downloaded
-	$(PIP) "$(TORCH)"
-	$(PIP) -e ".[dev]"
+	$(PIP) "$(TORCH)" -e ".[dev]" # together, because pip would print an error about packages that are still missing
 	touch $@
 
 $(VENV)/.compiled: $(VENV)/.installed $(KERNELS)
